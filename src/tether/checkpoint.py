@@ -1,0 +1,110 @@
+"""Checkpoints: written aside and renamed, safetensors and JSON only.
+
+Random numbers and data order follow from the seed and the step, so neither has to be saved; a
+resumed run on a CPU is bit-equal to one that was never stopped.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tether.errors import CheckpointError
+
+KEPT = 2
+"""Checkpoints kept; the older one stays until the newer one is whole."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the new one, whole."""
+    aside = path.with_name(path.name + ".writing")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over the bytes of tensors in order, to tell whether weights are the same ones."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def flatten_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str]
+) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors, `parameter|key`, in the order of its groups."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{name}|{key}": value.clone()
+        for name, parameter in zip(names, parameters, strict=True)
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: list[str], state: dict[str, Tensor]
+) -> None:
+    """Put back what `flatten_optimizer` took."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        entries = {k.split("|")[1]: v for k, v in state.items() if k.split("|")[0] == name}
+        if entries:
+            optimizer.state[parameter] = entries  # type: ignore[index]
+
+
+def save_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    parameters: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    state: dict,
+) -> Path:
+    """Write `checkpoints/step-N`, whole or not at all, and drop all but the last two."""
+    target = folder / f"step-{step:06d}"
+    aside = folder / f".writing-{step:06d}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_file({n: p.detach().contiguous() for n, p in parameters.items()}, aside / "weights.safetensors")
+    save_file(flatten_optimizer(optimizer, list(parameters)), aside / "optimizer.safetensors")
+    write_atomically(aside / "state.json", json.dumps({"step": step} | state, indent=2) + "\n")
+    shutil.rmtree(target, ignore_errors=True)
+    aside.rename(target)
+    for old in sorted(folder.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+    return target
+
+
+def load_checkpoint(
+    folder: Path, *, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict:
+    """Load the newest checkpoint into parameters and optimiser; return its state.
+
+    Raises:
+        CheckpointError: there is none, or it belongs to another recipe.
+    """
+    found = sorted(folder.glob("step-*"))
+    if not found:
+        raise CheckpointError(f"--resume: {str(folder)!r} holds no checkpoint; start the run anew")
+    weights = load_file(found[-1] / "weights.safetensors")
+    if set(weights) != set(parameters):
+        raise CheckpointError(
+            f"--resume: {str(found[-1])!r} holds other parameters than this recipe trains"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    restore_optimizer(
+        optimizer, list(parameters), load_file(found[-1] / "optimizer.safetensors")
+    )
+    return json.loads((found[-1] / "state.json").read_text("utf-8"))

@@ -1,0 +1,108 @@
+"""β as a controlled quantity: a small frozen state and one pure update a rollout batch.
+
+The input is the exact sequence KL of the batch just used, in nats per response. Without a
+usable measurement nothing is steered, and the reason is returned.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+TREND_STEPS = 10
+"""Measurements that tell whether the KL has settled."""
+SETTLED_RISE = 0.05
+"""A rise over those measurements below this share of the target counts as settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerState:
+    """What the controller remembers; saved in every checkpoint.
+
+    Attributes:
+        kl_coef: β for the next step, reward per nat.
+        recent_kl: the last measurements, nats per response, newest last.
+        error: KL/target − 1 of the last measurement; None when nothing was steered.
+        saturated: True where the last step was clipped, held or met a bound.
+        note: why β did not move as the error asks; empty otherwise.
+    """
+
+    kl_coef: float
+    recent_kl: tuple[float, ...] = ()
+    error: float | None = None
+    saturated: bool = False
+    note: str = ""
+
+
+def initial_kl_coef(score_std: float, kl_target: float) -> float:
+    """β at which a Gaussian reward's optimum lies at the target: β₀ = sd_ref(r)/√(2·target).
+
+    Args:
+        score_std: standard deviation of the scores of reference samples, reward units.
+        kl_target: nats per response.
+    """
+    return score_std / math.sqrt(2 * kl_target)
+
+
+def step_fixed(state: ControllerState, measured_kl: float) -> ControllerState:
+    """Keep β; only the measurement is remembered."""
+    recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
+    return replace(state, recent_kl=recent, error=None, saturated=False, note="")
+
+
+def step_target(
+    state: ControllerState,
+    measured_kl: float,
+    *,
+    kl_target: float,
+    rate: float,
+    coef_min: float,
+    coef_max: float,
+) -> ControllerState:
+    """Move log β by the relative error: the dual ascent of max E[r] subject to KL ≤ target.
+
+        log β ← log β + rate · clip(KL/target − 1, −1, 1),   β in [coef_min, coef_max]
+
+    Anti-wind-up: KL starts at 0 and climbs for a while whatever β is; lowering β all the way up
+    would overshoot (on the exact toy language by 90 % instead of 9 %). So β is lowered only when
+    the last ten measurements have settled. Raising it is always allowed.
+
+    Args:
+        state: the state before this batch.
+        measured_kl: exact KL of the batch just used, nats per response.
+        kl_target: nats per response.
+        rate: largest change of log β.
+        coef_min: lower bound of β.
+        coef_max: upper bound of β.
+
+    Returns:
+        The next state. A NaN, infinite or negative measurement leaves β where it is.
+    """
+    if not math.isfinite(measured_kl) or measured_kl < 0:
+        return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
+    recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
+    error = measured_kl / kl_target - 1
+    if error < 0 and not _settled(recent, kl_target):
+        return replace(
+            state, recent_kl=recent, error=error, saturated=True, note="KL is still rising"
+        )
+    proposed = state.kl_coef * math.exp(rate * max(-1.0, min(1.0, error)))
+    kl_coef = min(max(proposed, coef_min), coef_max)
+    bound = kl_coef != proposed
+    return ControllerState(
+        kl_coef=kl_coef,
+        recent_kl=recent,
+        error=error,
+        saturated=bound or abs(error) > 1,
+        note=f"β is at its bound {kl_coef:g}" if bound else "",
+    )
+
+
+def _settled(values: tuple[float, ...], kl_target: float) -> bool:
+    """True when there are enough measurements and their least-squares line has stopped rising."""
+    count = len(values)
+    if count < TREND_STEPS:
+        return False
+    middle = (count - 1) / 2
+    mean = sum(values) / count
+    spread = sum((i - middle) ** 2 for i in range(count))
+    slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
+    return slope * TREND_STEPS < SETTLED_RISE * kl_target

@@ -1,0 +1,233 @@
+"""Fit the reward model, and a judge of another kind, on disjoint parts of human judgements."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from peft import get_peft_model
+from torch import Tensor
+
+from tether.config import ModelConfig, RewardConfig
+from tether.core.losses import pairwise_reward_loss
+from tether.data.judgements import Judgements
+from tether.models.heads import pool
+from tether.models.load import Base
+from tether.models.reward_model import (
+    REWARD_ADAPTER,
+    TOKENS_PER_BATCH,
+    RewardModel,
+    RewardSpec,
+    TokenPair,
+    batches_by_length,
+    collate,
+    encode_text,
+    new_head,
+    reward_lora,
+)
+from tether.models.trunk import hidden_after
+from tether.observer import Observer
+
+HEAD_LEARNING_RATE = 1e-3
+ADAPTER_LEARNING_RATE = 2e-4
+GROUP = 128
+"""Texts compared with each other in one optimiser step of the head."""
+ADAPTER_GROUP = 16
+RESAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairAccuracy:
+    """Share of held-out pairs ordered as people did, with its 95 % interval."""
+
+    accuracy: float
+    interval: tuple[float, float]
+    pairs: int
+
+
+def pair_accuracy(scores: Float[Tensor, " texts"], judged: Judgements) -> PairAccuracy:
+    """Held-out pair accuracy; ties count half. The interval resamples texts (or prompts), not pairs.
+
+    Pairs share texts, so they are not independent: a Poisson bootstrap weights each pair by its
+    two texts' draws.
+
+    Source:
+        Owen and Eckles 2012, arXiv:1106.2125 (bootstrapping data arrays).
+    """
+    better, worse = judged.pairs.unbind(dim=1)
+    margin = scores[better] - scores[worse]
+    correct = (margin > 0).double() + 0.5 * (margin == 0).double()
+    first, second = judged.clusters[better], judged.clusters[worse]
+    generator = torch.Generator().manual_seed(0)
+    rates = []
+    for _ in range(RESAMPLES):
+        draws = torch.poisson(torch.ones(int(judged.clusters.max()) + 1), generator=generator)
+        weights = torch.where(first == second, draws[first], draws[first] * draws[second])
+        rates.append((weights * correct).sum() / weights.sum())
+    low, high = torch.stack(rates).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return PairAccuracy(
+        accuracy=correct.mean().item(), interval=(low.item(), high.item()), pairs=len(margin)
+    )
+
+
+def fit_reward_model(
+    base: Base,
+    train: Judgements,
+    test: Judgements,
+    *,
+    model: ModelConfig,
+    reward: RewardConfig,
+    seed: int,
+    observer: Observer,
+) -> tuple[RewardModel, dict[str, Tensor]]:
+    """Fit a head (and its adapter) by Bradley-Terry; measure it on held-out pairs.
+
+    Args:
+        base: the untouched language model.
+        train: texts with human judgements.
+        test: others, disjoint by text.
+        model: adapter rank and scale, used by an adapter trunk.
+        reward: layer, pooling, epochs, gap.
+        seed: of initial weights and order.
+        observer: told about progress.
+
+    Returns:
+        The model, and its adapter's weights by name (empty on a frozen trunk); `base` is
+        untouched again.
+    """
+    spec = RewardSpec(
+        base=base.name, layer=reward.layer, pooling=reward.pooling,
+        hidden_units=reward.hidden_units, trunk=reward.trunk,
+        lora_rank=model.lora_rank, lora_alpha=model.lora_alpha,
+    )  # fmt: skip
+    head = new_head(base, layer=spec.layer, hidden_units=spec.hidden_units, seed=seed)
+    fitted = RewardModel(head=head, spec=spec)
+    items = [encode_text(base, t, p) for t, p in zip(train.texts, train.prompts, strict=True)]
+    test_items = [encode_text(base, t, p) for t, p in zip(test.texts, test.prompts, strict=True)]
+    observer.stage("reading rated texts", len(items) + len(test_items))
+    features = text_features(base, items, spec, observer)
+    head.mean.copy_(features.mean(dim=0))  # type: ignore[operator]
+    head.std.copy_(features.std(dim=0).clamp(min=1e-6))  # type: ignore[operator]
+    weights: dict[str, Tensor] = {}
+    if spec.trunk == "frozen":
+        _fit_head(fitted, features, train, epochs=reward.epochs, gap=reward.gap, seed=seed)
+        test_features = text_features(base, test_items, spec, observer)
+    else:
+        observer.stage("fitting the reward adapter", reward.epochs)
+        weights, test_features = _fit_adapter(
+            base, fitted, items, train, test_items, reward=reward, seed=seed, observer=observer
+        )
+    head.requires_grad_(requires_grad=False)
+    found = pair_accuracy(head(test_features).cpu(), test)
+    spec = replace(
+        spec, accuracy=found.accuracy, accuracy_interval=found.interval, pairs=found.pairs
+    )
+    return replace(fitted, spec=spec), weights
+
+
+@torch.no_grad()
+def text_features(
+    base: Base, items: list[TokenPair], spec: RewardSpec, observer: Observer
+) -> Float[Tensor, "texts hidden"]:
+    """Pooled hidden states of texts after `spec.layer` layers; layers above are not run."""
+    features = torch.zeros(len(items), base.hidden_size, device=base.device)
+    lengths = [len(item.prompt) + len(item.response) for item in items]
+    for group in batches_by_length(lengths, TOKENS_PER_BATCH):
+        tokens, mask, pooled = collate(base, [items[i] for i in group])
+        hidden = hidden_after(base.lm, tokens, mask, depth=spec.layer)
+        features[group] = pool(hidden, pooled, how=spec.pooling).float()
+        observer.advance(len(group))
+    return features
+
+
+def _groups(
+    judged: Judgements, size: int, gap: float, seed: int
+) -> Iterator[tuple[Int[Tensor, " texts"], Int[Tensor, "pairs 2"]]]:
+    """One pass in random order: groups of texts with the pairs inside each group."""
+    generator = torch.Generator().manual_seed(seed)
+    if judged.scores is None:
+        for pairs in judged.pairs[torch.randperm(len(judged.pairs), generator=generator)].split(
+            max(1, size // 2)
+        ):
+            yield pairs.flatten(), torch.arange(pairs.numel()).reshape(-1, 2)
+        return
+    for texts in torch.randperm(len(judged.texts), generator=generator).split(size):
+        scores = judged.scores[texts]
+        pairs = (scores[:, None] - scores[None, :] >= gap).nonzero()
+        if len(pairs):
+            yield texts, pairs
+
+
+def _descend(
+    parameters: list[torch.nn.Parameter],
+    judged: Judgements,
+    scores_of: Callable[[Int[Tensor, " texts"]], Float[Tensor, " texts"]],
+    *,
+    rate: float,
+    size: int,
+    epochs: int,
+    gap: float,
+    seed: int,
+    after_epoch: Callable[[], None],
+) -> None:
+    """Minimise the Bradley-Terry loss with AdamW and a rate that falls to 0 by cosine."""
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    for epoch in range(epochs):
+        for texts, pairs in _groups(judged, size, gap, seed * 1000 + epoch):
+            scores = scores_of(texts)
+            optimizer.zero_grad(set_to_none=True)
+            pairwise_reward_loss(scores[pairs[:, 0]], scores[pairs[:, 1]]).backward()
+            optimizer.step()
+        schedule.step()
+        after_epoch()
+
+
+def _fit_head(
+    fitted: RewardModel,
+    features: Float[Tensor, "texts hidden"],
+    judged: Judgements,
+    *,
+    epochs: int,
+    gap: float,
+    seed: int,
+) -> None:
+    """Fit the head alone, on features that were computed once."""
+    _descend(
+        list(fitted.head.parameters()), judged, lambda texts: fitted.head(features[texts]),
+        rate=HEAD_LEARNING_RATE, size=GROUP, epochs=epochs, gap=gap, seed=seed,
+        after_epoch=lambda: None,
+    )  # fmt: skip
+
+
+def _fit_adapter(
+    base: Base,
+    fitted: RewardModel,
+    items: list[TokenPair],
+    judged: Judgements,
+    test_items: list[TokenPair],
+    *,
+    reward: RewardConfig,
+    seed: int,
+    observer: Observer,
+) -> tuple[dict[str, Tensor], Float[Tensor, "texts hidden"]]:
+    """Fit head and adapter together; return the adapter's weights and the test texts' features."""
+    spec = fitted.spec
+    wrapped = get_peft_model(base.lm, reward_lora(base.lm, spec), adapter_name=REWARD_ADAPTER)
+
+    def scores_of(texts: Int[Tensor, " texts"]) -> Float[Tensor, " texts"]:
+        tokens, mask, pooled = collate(base, [items[i] for i in texts.tolist()])
+        hidden = hidden_after(base.lm, tokens, mask, depth=spec.layer)
+        return fitted.head(pool(hidden, pooled, how=spec.pooling))
+
+    adapter = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
+    _descend(
+        [*adapter.values(), *fitted.head.parameters()], judged, scores_of,
+        rate=ADAPTER_LEARNING_RATE, size=ADAPTER_GROUP, epochs=reward.epochs, gap=reward.gap,
+        seed=seed, after_epoch=observer.advance,
+    )  # fmt: skip
+    observer.stage("reading test texts", len(test_items))
+    features = text_features(base, test_items, spec, observer)
+    weights = {name: p.detach().clone().contiguous() for name, p in adapter.items()}
+    wrapped.unload()
+    return weights, features

@@ -1,0 +1,6 @@
+"""Temporary."""
+
+
+def resolve_model(name: str) -> str:
+    """Return the name."""
+    return name

@@ -1,0 +1,220 @@
+"""A whole run: prepare, step after step, held-out checks, checkpoints, results, report.
+
+Everything a person or a program wants afterwards lies in the run folder; it is written as the
+run goes, so that a run that was stopped at any moment can be read and resumed.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import yaml
+from torch import nn
+
+from tether.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from tether.config import Recipe
+from tether.core.controllers import ControllerState
+from tether.core.ledger import ledger_row
+from tether.data.splits import derived_seed
+from tether.distributed import choose_device, environment, peak_memory_mib, set_threads
+from tether.guard.heldout import answers, heldout_row, sample_rows
+from tether.metrics import append_jsonl, check_row, read_jsonl
+from tether.models.load import POLICY_ADAPTER, policy_parameters
+from tether.observer import Observer
+from tether.prepare import Prepared, first_controller, prepare, sample_and_read
+from tether.report import build_report
+from tether.rewards import score
+from tether.summary import summarise
+from tether.train import train_step
+from tether.update import make_optimizer
+
+LOGS = ("metrics.jsonl", "ledger.jsonl", "samples.jsonl")
+
+
+def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False) -> dict:
+    """Train by a recipe into a run folder.
+
+    Args:
+        recipe: what to do.
+        run: the run folder; new, or with `resume` one that was stopped.
+        observer: told about progress.
+        resume: continue from the newest checkpoint.
+
+    Returns:
+        The result, as in result.json: gains, KL against target, seconds, where the report is.
+
+    Raises:
+        TetherError: bad input, a failed gate, or a number that is not finite.
+        KeyboardInterrupt: asked to stop; the step was finished and a checkpoint written.
+    """
+    began = time.monotonic()
+    threads = set_threads(recipe.threads)
+    device = choose_device(recipe.device)
+    torch.manual_seed(recipe.seed)  # initial weights of adapters and heads
+    ready = prepare(recipe, run, observer, device=device, resume=resume)
+    optimizer = make_optimizer(ready.policy, recipe.ppo, recipe.critic)
+    if resume:
+        done, controller, seconds = _restore(run, ready, optimizer)
+    else:
+        done, seconds = 0, 0.0
+        controller = first_controller(recipe, ready.baseline, observer)
+        _write_settings(run, ready, environment(device, threads))
+        _save(run, ready, optimizer, controller, step=0, seconds=time.monotonic() - began)
+    with stop_after_step() as stopping:
+        for step in range(done + 1, recipe.steps + 1):
+            controller = _one_step(run, ready, optimizer, controller, observer, step=step)
+            if stopping() or step % recipe.checkpoint_every == 0 or step == recipe.steps:
+                spent = seconds + time.monotonic() - began
+                _save(run, ready, optimizer, controller, step=step, seconds=spent)
+            if stopping() and step < recipe.steps:
+                build_report(run)
+                raise KeyboardInterrupt
+    return _finish(run, ready, seconds=seconds + time.monotonic() - began)
+
+
+def _one_step(
+    run: Path,
+    ready: Prepared,
+    optimizer: torch.optim.AdamW,
+    controller: ControllerState,
+    observer: Observer,
+    *,
+    step: int,
+) -> ControllerState:
+    """Train one step, check held-out prompts when due, and write everything down."""
+    recipe, began = ready.recipe, time.monotonic()
+    controller, row = train_step(ready, optimizer, controller, step=step)
+    per_step = recipe.prompts.per_step * recipe.generation.responses_per_prompt
+    row = {"step": step, "responses": step * per_step} | row
+    seconds = time.monotonic() - began
+    row["time/step_s"] = seconds
+    row["rollout/tokens_per_second"] = row["rollout/response_tokens_mean"] * per_step / seconds
+    if step % recipe.heldout.every == 0 or step == recipe.steps:
+        row |= _heldout_check(run, ready, observer, step=step)
+        row["time/heldout_s"] = time.monotonic() - began - seconds
+    row["memory/peak_mib"] = peak_memory_mib(ready.policy.base.device)
+    check_row(row)
+    append_jsonl(run / "metrics.jsonl", [row])
+    append_jsonl(run / "ledger.jsonl", [_ledger(ready, row)])
+    if controller.note and controller.error is None:
+        observer.note(controller.note)
+    observer.step(row, recipe.steps)
+    return controller
+
+
+def _heldout_check(run: Path, ready: Prepared, observer: Observer, *, step: int) -> dict:
+    """Answer the held-out prompts; metrics against the reference's answers; keep the samples."""
+    recipe, policy, reference = ready.recipe, ready.policy, ready.baseline.answers
+    rollout, states, drift = sample_and_read(
+        recipe, policy, ready.reward, ready.heldout, seed=derived_seed(recipe.seed, "heldout")
+    )
+    found = answers(rollout, score(ready.reward, policy.base, rollout, states), ready.judge)
+    rows = sample_rows(step, rollout, drift, found, reference)
+    append_jsonl(run / "samples.jsonl", rows)
+    shown = rows[(step // recipe.heldout.every) % len(rows)]
+    observer.sample(shown["prompt"], shown["reference"], shown["response"])
+    return heldout_row(
+        policy, rollout, drift, found, reference, temperature=recipe.generation.temperature
+    )
+
+
+def _ledger(ready: Prepared, row: dict) -> dict:
+    return ledger_row(
+        step=row["step"],
+        nats=row["kl/ref_nats_per_response"],
+        score=row["score/mean"],
+        reference_score=ready.baseline.score_mean,
+        heldout_gained=row.get("heldout/judge_gain"),
+        kl_coef=row["controller/kl_coef"],
+    )
+
+
+@contextmanager
+def stop_after_step() -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGINT or SIGTERM into a request that is met after the step; the second acts."""
+    requests: list[int] = []
+
+    def request(number: int, _frame: object) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, request) for number in signals]
+    try:
+        yield lambda: bool(requests)
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _trained(ready: Prepared) -> dict[str, nn.Parameter]:
+    """All trained parameters by name, in the optimiser's order."""
+    value = ready.policy.value_head.named_parameters(prefix="value_head")
+    return policy_parameters(ready.policy) | dict(value)
+
+
+def _save(
+    run: Path,
+    ready: Prepared,
+    optimizer: torch.optim.AdamW,
+    controller: ControllerState,
+    *,
+    step: int,
+    seconds: float,
+) -> None:
+    """Write a checkpoint with the length of every log, so that a resumed run cuts them there."""
+    lengths = {name: len(read_jsonl(run / name)) for name in LOGS}
+    save_checkpoint(
+        run / "checkpoints",
+        step=step,
+        parameters=_trained(ready),
+        optimizer=optimizer,
+        state={"controller": asdict(controller), "seconds": seconds, "log_lines": lengths},
+    )
+
+
+def _restore(
+    run: Path, ready: Prepared, optimizer: torch.optim.AdamW
+) -> tuple[int, ControllerState, float]:
+    """Load the newest checkpoint; drop log lines written after it."""
+    state = load_checkpoint(
+        run / "checkpoints", parameters=_trained(ready), optimizer=optimizer
+    )
+    for name, lines in state["log_lines"].items():
+        rows = read_jsonl(run / name)[:lines]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_atomically(run / name, text)
+    fields = state["controller"]
+    fields["recent_kl"] = tuple(fields["recent_kl"])
+    return state["step"], ControllerState(**fields), state["seconds"]
+
+
+def _write_settings(run: Path, ready: Prepared, facts: dict) -> None:
+    """Write config.yaml and environment.json."""
+    resolved = yaml.safe_dump(asdict(ready.recipe), sort_keys=False, allow_unicode=True)
+    write_atomically(run / "config.yaml", resolved)
+    facts = facts | {"seed": ready.recipe.seed, "reference_sha256": ready.baseline.fingerprint}
+    write_atomically(run / "environment.json", json.dumps(facts, indent=2) + "\n")
+
+
+def _finish(run: Path, ready: Prepared, *, seconds: float) -> dict:
+    """Save the result: the adapter (or the model), result.json, the report."""
+    policy = ready.policy
+    if policy.adapter is not None:
+        policy.adapter.save_pretrained(str(run / "adapter"), selected_adapters=[POLICY_ADAPTER])
+    else:
+        policy.lm.save_pretrained(str(run / "model"))
+        policy.base.tokenizer.save_pretrained(str(run / "model"))
+    rows = read_jsonl(run / "metrics.jsonl")
+    result = {"run": str(run), "steps": len(rows), "seconds": round(seconds, 1)}
+    result |= summarise(rows, ready.recipe.kl) | {"stopped_by": "steps"}
+    result["report"] = str(run / "report.html")
+    write_atomically(run / "result.json", json.dumps(result, indent=2) + "\n")
+    build_report(run)
+    return result

@@ -1,0 +1,102 @@
+"""The loop: one step is prompts, rollout, scores, KL, rewards, advantages, update, controller, ledger.
+
+One loop serves every on-policy algorithm; an algorithm is a choice of advantage function and loss.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tether.config import Recipe
+from tether.core.advantages import gae
+from tether.core.controllers import ControllerState, step_fixed, step_target
+from tether.core.masking import whiten
+from tether.core.shaping import shape_rewards
+from tether.data.prompts import prompt_batch, step_prompts
+from tether.data.splits import derived_seed
+from tether.prepare import Prepared
+from tether.rewards import score
+from tether.rollout import collect_rollout, measure_kl, read_reference
+from tether.summary import controller_metrics, step_metrics
+from tether.update import set_learning_rates, training_data, update_policy
+
+
+@contextmanager
+def timed(times: dict[str, float], stage: str) -> Iterator[None]:
+    """Add the seconds spent inside to `times["time/<stage>"]`."""
+    began = time.monotonic()
+    yield
+    times[f"time/{stage}"] = times.get(f"time/{stage}", 0.0) + time.monotonic() - began
+
+
+def train_step(
+    ready: Prepared, optimizer: torch.optim.AdamW, controller: ControllerState, *, step: int
+) -> tuple[ControllerState, dict]:
+    """One step of RLHF.
+
+    Args:
+        ready: policy, reward, prompts and the reference's baseline.
+        optimizer: of the policy and the value head.
+        controller: β and what it follows from.
+        step: counted from 1; prompts and random numbers follow from it and the seed.
+
+    Returns:
+        The controller for the next step, and the metrics of this one.
+    """
+    recipe, policy = ready.recipe, ready.policy
+    sampling, beta = recipe.generation, controller.kl_coef
+    times: dict[str, float] = {}
+
+    chosen = step_prompts(
+        ready.prompts.train, step=step, per_step=recipe.prompts.per_step, seed=recipe.seed
+    )
+    prompts = prompt_batch(chosen, policy.base.pad_token).to(policy.base.device)
+
+    with timed(times, "generate_s"):
+        rollout = collect_rollout(
+            policy, prompts, responses_per_prompt=sampling.responses_per_prompt,
+            max_new_tokens=sampling.max_new_tokens, temperature=sampling.temperature,
+            seed=derived_seed(recipe.seed, "sampling", step), reward_layer=ready.reward.layer,
+            recompute_logprobs=ready.baseline.recompute_logprobs, memory_gib=sampling.memory_gib,
+        )  # fmt: skip
+    with timed(times, "reference_s"):
+        reference = read_reference(
+            policy, rollout, reward_layer=ready.reward.layer, memory_gib=sampling.memory_gib
+        )
+    with timed(times, "score_s"):
+        scores = score(ready.reward, policy.base, rollout, reference)
+    with timed(times, "reference_s"):
+        drift = measure_kl(policy, rollout, reference, temperature=sampling.temperature)
+
+    rewards = shape_rewards(
+        scores, rollout.old_logprobs, drift.ref_logprobs, rollout.response_mask, kl_coef=beta
+    )
+    estimate = gae(
+        rewards, rollout.values, rollout.response_mask,
+        gamma=recipe.advantages.gamma, gae_lambda=recipe.advantages.gae_lambda,
+    )  # fmt: skip
+    data = training_data(rollout, estimate, whiten(estimate.advantages, rollout.response_mask))
+    set_learning_rates(optimizer, recipe.ppo, recipe.critic, progress=(step - 1) / recipe.steps)
+    with timed(times, "update_s"):
+        updated = update_policy(
+            policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,
+            temperature=sampling.temperature, seed=derived_seed(recipe.seed, "minibatches", step),
+        )  # fmt: skip
+    row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
+    controller = next_controller(recipe, controller, row["kl/ref_nats_per_response"])
+    return controller, row | controller_metrics(recipe.kl, controller, used=beta)
+
+
+def next_controller(
+    recipe: Recipe, state: ControllerState, measured_kl: float
+) -> ControllerState:
+    """β for the next step, from the exact KL of the batch just used."""
+    if recipe.kl.controller == "fixed":
+        return step_fixed(state, measured_kl)
+    kl = recipe.kl
+    return step_target(
+        state, measured_kl, kl_target=kl.target, rate=kl.rate, coef_min=kl.coef_min,
+        coef_max=kl.coef_max,
+    )  # fmt: skip
