@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import torch
 
+from tether import __version__
 from tether.errors import ConfigError
 
 
@@ -46,8 +47,9 @@ def peak_memory_mib(device: torch.device) -> float:
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
     """Versions and hardware that a run's numbers depend on; no names, paths or keys."""
-    packages = ("torch", "transformers", "peft", "accelerate", "tether-rl")
+    packages = ("torch", "transformers", "peft", "accelerate")
     return {
+        "tether": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",

@@ -123,7 +123,8 @@ def read_jsonl(path: Path) -> list[dict]:
     """Read a JSONL file; a missing file is an empty list."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    # split at "\n" alone: a response may hold other line separators
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def metrics_page() -> str:

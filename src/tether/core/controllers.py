@@ -12,6 +12,9 @@ TREND_STEPS = 10
 SETTLED_RISE = 0.05
 """A rise over those measurements below this share of the target counts as settled."""
 
+ROUNDING = 1e-3
+"""Nats per response: a KL this little below 0 is float32 rounding; further below, a wrong sampler."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerState:
@@ -76,7 +79,7 @@ def step_target(
     Returns:
         The next state. A NaN, infinite or negative measurement leaves β where it is.
     """
-    if not math.isfinite(measured_kl) or measured_kl < 0:
+    if not math.isfinite(measured_kl) or measured_kl < -ROUNDING:
         return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
     recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
     error = measured_kl / kl_target - 1

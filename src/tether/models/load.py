@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
 
 from tether.config import ModelConfig
 from tether.core.logprobs import Head
@@ -104,6 +105,7 @@ def load_base(config: ModelConfig, *, device: torch.device) -> Base:
         ConfigError: nothing usable is there; the message says what was tried.
     """
     source = resolve_model(config.name)
+    transformers_logging.disable_progress_bar()  # the run shows its own progress
     options = {"trust_remote_code": config.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)

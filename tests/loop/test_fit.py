@@ -1,0 +1,145 @@
+"""Fitting a reward model on a tiny base: it learns, it is saved exactly, it scores alike anywhere."""
+
+import random
+
+import pytest
+import torch
+from conftest import tiny_base
+
+from tether.config import ModelConfig, RewardConfig
+from tether.data.judgements import Judgements, from_preferences, from_ratings, load_judgements
+from tether.data.preferences import Preference
+from tether.data.ratings import Rating
+from tether.fit import fit_reward_model, pair_accuracy
+from tether.models.load import make_policy, reference_of
+from tether.models.reward_model import (
+    attach_reward_adapter,
+    collate,
+    encode_text,
+    load_reward_model,
+    save_reward_model,
+    score_generated,
+)
+from tether.models.trunk import final_hidden
+from tether.observer import SilentObserver
+
+
+def ratings(count: int, seed: int) -> list[Rating]:
+    """Texts of tiny words; the more w5 and the fewer w7, the better."""
+    draw = random.Random(seed)
+    texts = [" ".join(f"w{draw.randrange(3, 11)}" for _ in range(draw.randrange(3, 8))) for _ in range(count)]
+    return [Rating(text=t, score=float(t.split().count("w5") - t.split().count("w7"))) for t in texts]
+
+
+MODEL = ModelConfig(name="tiny", lora_rank=4, lora_alpha=8.0)
+
+
+def fitted(trunk: str, *, pooling: str = "mean"):
+    base = tiny_base()
+    train, test = (from_ratings(ratings(n, s), 1.0) for n, s in ((300, 0), (80, 1)))
+    reward = RewardConfig(layer=3, hidden_units=8, trunk=trunk, pooling=pooling,
+                          epochs=40 if trunk == "frozen" else 6)  # fmt: skip
+    model, weights = fit_reward_model(
+        base, train, test, model=MODEL, reward=reward, seed=0, observer=SilentObserver()
+    )
+    return base, model, weights
+
+
+def score_texts(base, model, texts: list[str]) -> torch.Tensor:
+    """Scores as in a rollout: the text is a response to a one-token prompt."""
+    items = [encode_text(base, text, "w3") for text in texts]
+    tokens, mask, _ = collate(base, items)
+    prompt = torch.ones(len(texts), 1, dtype=torch.bool)
+    ended = torch.zeros(len(texts), dtype=torch.bool)
+    return score_generated(
+        model, base, tokens, prompt_mask=prompt, response_mask=mask[:, 1:], ended=ended
+    )
+
+
+@pytest.mark.parametrize("trunk", ["frozen", "adapter"])
+def test_a_fitted_model_orders_held_out_texts_and_leaves_the_base_untouched(trunk):
+    base, model, _ = fitted(trunk)
+    assert model.spec.accuracy > 0.85
+    low, high = model.spec.accuracy_interval
+    assert low < model.spec.accuracy < high
+    tokens, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
+    assert torch.equal(final_hidden(base.lm, tokens, mask), final_hidden(tiny_base().lm, tokens, mask))
+
+
+@pytest.mark.parametrize("trunk", ["frozen", "adapter"])
+def test_loaded_scores_equal_saved_ones_exactly(trunk, tmp_path):
+    base, model, weights = fitted(trunk)
+    policy = make_policy(base, MODEL, value_units=8)
+    first = attach_reward_adapter(model, policy.adapter, weights)
+    save_reward_model(first, tmp_path)
+    texts = ["w5 w5 w4", "w7 w7", "w9 w5 w7 w4"]
+    expected = score_texts(base, first, texts)
+    again = make_policy(tiny_base(), MODEL, value_units=8)
+    loaded, stored = load_reward_model(tmp_path, again.base)
+    loaded = attach_reward_adapter(loaded, again.adapter, stored)
+    assert torch.equal(score_texts(again.base, loaded, texts), expected)
+    assert expected[0] > expected[1]
+
+
+def test_a_reward_adapter_changes_neither_policy_nor_reference():
+    base, model, weights = fitted("adapter")
+    policy = make_policy(base, MODEL, value_units=8)
+    model = attach_reward_adapter(model, policy.adapter, weights)
+    tokens, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
+    score_texts(base, model, ["w5 w4"])
+    expected = final_hidden(tiny_base().lm, tokens, mask)
+    with torch.no_grad():
+        assert torch.equal(final_hidden(policy.lm, tokens, mask), expected)
+        with reference_of(policy) as lm:
+            assert torch.equal(final_hidden(lm, tokens, mask), expected)
+    trained = [n for n, p in policy.lm.named_parameters() if p.requires_grad]
+    assert trained
+    assert not any("reward" in name for name in trained)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_padding_changes_no_score(pooling):
+    base, model, _ = fitted("frozen", pooling=pooling)
+    texts = ["w5 w5 w4", "w7 w7", "w9 w5 w7 w4 w5 w6 w8"]
+    together = score_texts(base, model, texts)
+    alone = torch.cat([score_texts(base, model, [text]) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-5)
+
+
+def test_preferences_fit_too_and_the_interval_counts_prompts_not_pairs():
+    rated = ratings(200, 3)
+    pairs = []
+    for a, b in zip(rated[::2], rated[1::2], strict=True):
+        if a.score != b.score:
+            good, bad = (a, b) if a.score > b.score else (b, a)
+            pairs.append(Preference(prompt="w3 w4", chosen=good.text, rejected=bad.text))
+    judged = from_preferences(pairs)
+    assert set(judged.clusters.tolist()) == {0}
+    spread = from_preferences([Preference(prompt=f"w{i}", chosen=p.chosen, rejected=p.rejected) for i, p in enumerate(pairs)])
+    reward = RewardConfig(layer=3, hidden_units=8, epochs=40)
+    model, _ = fit_reward_model(
+        tiny_base(), judged, spread, model=MODEL, reward=reward, seed=0, observer=SilentObserver()
+    )
+    assert model.spec.accuracy > 0.8
+
+
+def test_pair_accuracy_counts_ties_half_and_its_interval_covers_it():
+    scores = torch.tensor([2.0, 1.0, 1.0])
+    judged = Judgements(
+        texts=("a", "b", "c"), prompts=("",) * 3, scores=None,
+        pairs=torch.tensor([[0, 1], [1, 2], [2, 0]]), clusters=torch.arange(3),
+    )  # fmt: skip
+    found = pair_accuracy(scores, judged)
+    assert found.accuracy == 0.5
+    assert found.pairs == 3
+
+
+def test_the_three_parts_share_no_text(tmp_path):
+    path = tmp_path / "ratings.csv"
+    rated = {r.text: r for r in ratings(400, 5)}.values()
+    path.write_text("text,score\n" + "\n".join(f"{r.text},{r.score}" for r in rated))
+    parts = load_judgements(str(path), gap=1.0, max_texts=1000, seed=0, render=lambda m: "")
+    texts = [set(part.texts) for part in parts.values()]
+    assert all(texts)
+    assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
+    assert sum(map(len, texts)) == len(rated)
