@@ -14,7 +14,9 @@ settings.register_profile("tether", deadline=None, derandomize=True)
 settings.load_profile("tether")
 
 
-def tiny_llama(*, vocab: int = 11, layers: int = 4, seed: int = 0, tied: bool = True) -> LlamaForCausalLM:
+def tiny_llama(
+    *, vocab: int = 11, layers: int = 4, seed: int = 0, tied: bool = True
+) -> LlamaForCausalLM:
     """A random Llama: wide enough weights that its distributions are far from uniform."""
     torch.manual_seed(seed)
     config = LlamaConfig(

@@ -39,9 +39,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def flatten_optimizer(
-    optimizer: torch.optim.Optimizer, names: list[str]
-) -> dict[str, Tensor]:
+def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Tensor]:
     """The optimiser's state as named tensors, `parameter|key`, in the order of its groups."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
@@ -75,7 +73,9 @@ def save_checkpoint(
     aside = folder / f".writing-{step:06d}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_file({n: p.detach().contiguous() for n, p in parameters.items()}, aside / "weights.safetensors")
+    save_file(
+        {n: p.detach().contiguous() for n, p in parameters.items()}, aside / "weights.safetensors"
+    )
     save_file(flatten_optimizer(optimizer, list(parameters)), aside / "optimizer.safetensors")
     write_atomically(aside / "state.json", json.dumps({"step": step} | state, indent=2) + "\n")
     shutil.rmtree(target, ignore_errors=True)
@@ -104,7 +104,5 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    restore_optimizer(
-        optimizer, list(parameters), load_file(found[-1] / "optimizer.safetensors")
-    )
+    restore_optimizer(optimizer, list(parameters), load_file(found[-1] / "optimizer.safetensors"))
     return json.loads((found[-1] / "state.json").read_text("utf-8"))

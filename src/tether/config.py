@@ -7,23 +7,7 @@ Every value is checked where it enters, here; nothing is clamped or filled in la
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tether.errors import ConfigError
-
-
-def require(condition: bool, name: str, got: object, allowed: str) -> None:
-    """Raise the one-line error that every bad option gets."""
-    if not condition:
-        raise ConfigError(f"{name}: got {got!r}; it must be {allowed}")
-
-
-def _positive(section: str, **values: float) -> None:
-    for name, value in values.items():
-        require(value > 0, f"{section}.{name}", value, "above 0")
-
-
-def _not_negative(section: str, **values: float) -> None:
-    for name, value in values.items():
-        require(value >= 0, f"{section}.{name}", value, "0 or above")
+from tether.checks import require, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +30,8 @@ class ModelConfig:
     """Let the model's folder run its own Python code; off unless you trust its author."""
 
     def __post_init__(self) -> None:
-        _positive("model", lora_rank=self.lora_rank, lora_alpha=self.lora_alpha)
-        _not_negative("model", lora_first_layer=self.lora_first_layer)
+        require_positive("model.", self, "lora_rank", "lora_alpha")
+        require_not_negative("model.", self, "lora_first_layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +52,9 @@ class PromptsConfig:
     """Prompts kept out of training for the held-out checks."""
 
     def __post_init__(self) -> None:
-        _positive("prompts", max_tokens=self.max_tokens, per_step=self.per_step)
-        _not_negative("prompts", first_words=self.first_words)
-        require(self.heldout >= 2, "prompts.heldout", self.heldout, "2 or more")
+        require_positive("prompts.", self, "max_tokens", "per_step")
+        require_not_negative("prompts.", self, "first_words")
+        require(2 <= self.heldout <= 128, "prompts.heldout", self.heldout, "2 to 128")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +71,13 @@ class GenerationConfig:
     """Memory that one sampling or scoring batch may take, GiB; larger batches are split."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "generation",
-            responses_per_prompt=self.responses_per_prompt,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            memory_gib=self.memory_gib,
+        require_positive(
+            "generation.",
+            self,
+            "responses_per_prompt",
+            "max_new_tokens",
+            "temperature",
+            "memory_gib",
         )
 
 
@@ -126,10 +111,8 @@ class RewardConfig:
     """Most texts used for the fit; drawn at random."""
 
     def __post_init__(self) -> None:
-        _positive("reward", layer=self.layer, epochs=self.epochs, gap=self.gap)
-        _not_negative(
-            "reward", hidden_units=self.hidden_units, missing_eos_penalty=self.missing_eos_penalty
-        )
+        require_positive("reward.", self, "layer", "epochs", "gap")
+        require_not_negative("reward.", self, "hidden_units", "missing_eos_penalty")
         require(self.max_texts >= 10, "reward.max_texts", self.max_texts, "10 or more")
         require(
             not (self.fit and self.model),
@@ -158,7 +141,7 @@ class HeldoutConfig:
     """words: a bag-of-words model fitted on its own part of reward.fit; auto: words if reward.fit."""
 
     def __post_init__(self) -> None:
-        _positive("heldout", every=self.every)
+        require_positive("heldout.", self, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +165,7 @@ class KLConfig:
 
     def __post_init__(self) -> None:
         require(self.target > 0, "kl.target", self.target, "above 0 nats per response")
-        _positive("kl", rate=self.rate, coef_min=self.coef_min)
+        require_positive("kl.", self, "rate", "coef_min")
         require(self.coef_max > self.coef_min, "kl.coef_max", self.coef_max, "above kl.coef_min")
         require(self.coef is None or self.coef >= 0, "kl.coef", self.coef, "0 or above")
         if self.controller == "fixed":
@@ -226,10 +209,7 @@ class CriticConfig:
     """Let the value loss move the policy's trunk too."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "critic", hidden_units=self.hidden_units, learning_rate=self.learning_rate,
-            coef=self.coef,
-        )  # fmt: skip
+        require_positive("critic.", self, "hidden_units", "learning_rate", "coef")
         allowed = "above 0 or none"
         require(self.value_clip is None or self.value_clip > 0, "critic.value_clip",
                 self.value_clip, allowed)  # fmt: skip
@@ -257,9 +237,10 @@ class PPOConfig:
     """Most tokens, prompt and response, in one backward pass."""
 
     def __post_init__(self) -> None:
-        names = ("learning_rate", "epochs", "minibatches", "clip_epsilon", "max_gradient_norm",
-                 "max_approx_kl_old", "micro_batch_tokens")  # fmt: skip
-        _positive("ppo", **{name: getattr(self, name) for name in names})
+        require_positive("ppo.", self, "learning_rate", "epochs", "minibatches", "clip_epsilon")
+        require_positive(
+            "ppo.", self, "max_gradient_norm", "max_approx_kl_old", "micro_batch_tokens"
+        )
         fraction = self.final_learning_rate_fraction
         require(0 <= fraction <= 1, "ppo.final_learning_rate_fraction", fraction, "in [0, 1]")
 
@@ -280,8 +261,6 @@ class Recipe:
     """Where the model runs; auto takes cuda where there is one."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
-    sample_every: int = 5
-    """Steps between samples shown in the terminal."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Language model."""
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
@@ -302,9 +281,8 @@ class Recipe:
     """Policy update."""
 
     def __post_init__(self) -> None:
-        _positive("recipe", steps=self.steps, checkpoint_every=self.checkpoint_every,
-                  sample_every=self.sample_every)  # fmt: skip
-        _not_negative("recipe", threads=self.threads, seed=self.seed)
+        require_positive("", self, "steps", "checkpoint_every")
+        require_not_negative("", self, "threads", "seed")
         batch = self.prompts.per_step * self.generation.responses_per_prompt
         allowed = f"at most the {batch} responses of a step"
         require(self.ppo.minibatches <= batch, "ppo.minibatches", self.ppo.minibatches, allowed)

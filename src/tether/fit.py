@@ -46,7 +46,7 @@ class PairAccuracy:
 
 
 def pair_accuracy(scores: Float[Tensor, " texts"], judged: Judgements) -> PairAccuracy:
-    """Held-out pair accuracy; ties count half. The interval resamples texts (or prompts), not pairs.
+    """Held-out pair accuracy, ties half; its interval resamples texts (or prompts), not pairs.
 
     Pairs share texts, so they are not independent: a Poisson bootstrap weights each pair by its
     two texts' draws.

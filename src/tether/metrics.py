@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tether.errors import TrainingDiverged
+from tether.errors import DataError, TrainingDiverged
 
 REGISTRY: dict[str, tuple[str, str]] = {
     "step": ("steps", "training step, counted from 1"),
@@ -119,12 +120,25 @@ def append_jsonl(path: Path, rows: list[dict]) -> None:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    """Read a JSONL file; a missing file is an empty list."""
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file; a missing file has none.
+
+    A last line without its end is still being written (or its writer was killed) and is left out.
+
+    Raises:
+        DataError: any other line is no JSON object.
+    """
     if not path.exists():
         return []
     # split at "\n" alone: a response may hold other line separators
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+    *whole, _unfinished = path.read_text("utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path}:{number}: not a JSON object; the file is damaged") from error
+    return rows
 
 
 def metrics_page() -> str:

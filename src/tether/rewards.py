@@ -6,15 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tether.errors import ConfigError, DataError
+from tether.generation.sequences import sequence
 from tether.models.load import Base
 from tether.models.reward_model import RewardModel, score_generated, score_hidden
-from tether.rollout import sequence
 from tether.types import ReferenceStates, RewardFunction, Rollout
 
 
@@ -53,12 +54,12 @@ def load_function(name: str) -> RewardFunction:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        function: Any = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"reward.function: got {name!r}; {error}") from error
     if not callable(function):
         raise ConfigError(f"reward.function: {name!r} is not callable")
-    return function
+    return cast("RewardFunction", function)
 
 
 def call_function(

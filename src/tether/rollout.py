@@ -1,23 +1,16 @@
 """Prompts to rollout: sample once, read once under the reference, measure the exact KL."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tether.core.kl import compare
-from tether.core.logprobs import chunked_token_logprobs, predicting_positions
+from tether.core.logprobs import chunked_token_logprobs
 from tether.generation.sampler import rows_within, sample
+from tether.generation.sequences import response_states, sequence
 from tether.models.load import Policy, output_head, reference_of
 from tether.models.trunk import final_hidden, keeping
 from tether.types import Drift, Generation, PromptBatch, ReferenceStates, Rollout
-
-
-def sequence(
-    generation: Generation,
-) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
-    """Prompt and response in one row, with the mask of real tokens."""
-    tokens = torch.cat([generation.prompt_tokens, generation.response_tokens], dim=1)
-    return tokens, torch.cat([generation.prompt_mask, generation.response_mask], dim=1)
 
 
 @torch.no_grad()
@@ -76,7 +69,7 @@ def collect_rollout(
 def decode(policy: Policy, generation: Generation) -> tuple[str, ...]:
     """Responses as text for people and reward functions; these texts are never encoded again."""
     return tuple(
-        policy.base.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True)
+        str(policy.base.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True))
         for row, mask in zip(generation.response_tokens, generation.response_mask, strict=True)
     )
 
@@ -119,17 +112,6 @@ def read_reference(
     deeper = {depth: torch.cat([kept[depth] for kept in kept_parts]) for depth in missing}
     return ReferenceStates(
         ref_hidden=torch.cat(hidden_parts), layer_hidden=generation.layer_hidden | deeper
-    )
-
-
-def response_states(
-    hidden: Float[Tensor, "rows time hidden"], generation: Generation
-) -> Float[Tensor, "rows response hidden"]:
-    """The states that predicted the response tokens of this generation."""
-    return predicting_positions(
-        hidden,
-        prompt_width=generation.prompt_tokens.shape[1],
-        response_width=generation.response_tokens.shape[1],
     )
 
 

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import yaml
 from torch import nn
 
+from tether.baseline import first_controller, sample_and_read
 from tether.checkpoint import load_checkpoint, save_checkpoint, write_atomically
 from tether.config import Recipe
 from tether.core.controllers import ControllerState
@@ -26,9 +26,11 @@ from tether.guard.heldout import answers, heldout_row, sample_rows
 from tether.metrics import append_jsonl, check_row, read_jsonl
 from tether.models.load import POLICY_ADAPTER, policy_parameters
 from tether.observer import Observer
-from tether.prepare import Prepared, first_controller, prepare, sample_and_read
+from tether.prepare import Prepared, prepare
+from tether.recipe_text import recipe_yaml
 from tether.report import build_report
 from tether.rewards import score
+from tether.rollout import measure_kl
 from tether.summary import summarise
 from tether.train import train_step
 from tether.update import make_optimizer
@@ -53,6 +55,7 @@ def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False
         KeyboardInterrupt: asked to stop; the step was finished and a checkpoint written.
     """
     began = time.monotonic()
+    run.mkdir(parents=True, exist_ok=True)
     threads = set_threads(recipe.threads)
     device = choose_device(recipe.device)
     torch.manual_seed(recipe.seed)  # initial weights of adapters and heads
@@ -110,9 +113,10 @@ def _one_step(
 def _heldout_check(run: Path, ready: Prepared, observer: Observer, *, step: int) -> dict:
     """Answer the held-out prompts; metrics against the reference's answers; keep the samples."""
     recipe, policy, reference = ready.recipe, ready.policy, ready.baseline.answers
-    rollout, states, drift = sample_and_read(
+    rollout, states = sample_and_read(
         recipe, policy, ready.reward, ready.heldout, seed=derived_seed(recipe.seed, "heldout")
     )
+    drift = measure_kl(policy, rollout, states, temperature=recipe.generation.temperature)
     found = answers(rollout, score(ready.reward, policy.base, rollout, states), ready.judge)
     rows = sample_rows(step, rollout, drift, found, reference)
     append_jsonl(run / "samples.jsonl", rows)
@@ -136,7 +140,7 @@ def _ledger(ready: Prepared, row: dict) -> dict:
 
 @contextmanager
 def stop_after_step() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a request that is met after the step; the second acts."""
+    """Make the first SIGINT or SIGTERM a request that is met after the step; the second acts."""
     requests: list[int] = []
 
     def request(number: int, _frame: object) -> None:
@@ -183,9 +187,7 @@ def _restore(
     run: Path, ready: Prepared, optimizer: torch.optim.AdamW
 ) -> tuple[int, ControllerState, float]:
     """Load the newest checkpoint; drop log lines written after it."""
-    state = load_checkpoint(
-        run / "checkpoints", parameters=_trained(ready), optimizer=optimizer
-    )
+    state = load_checkpoint(run / "checkpoints", parameters=_trained(ready), optimizer=optimizer)
     for name, lines in state["log_lines"].items():
         rows = read_jsonl(run / name)[:lines]
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -197,8 +199,7 @@ def _restore(
 
 def _write_settings(run: Path, ready: Prepared, facts: dict) -> None:
     """Write config.yaml and environment.json."""
-    resolved = yaml.safe_dump(asdict(ready.recipe), sort_keys=False, allow_unicode=True)
-    write_atomically(run / "config.yaml", resolved)
+    write_atomically(run / "config.yaml", recipe_yaml(ready.recipe))
     facts = facts | {"seed": ready.recipe.seed, "reference_sha256": ready.baseline.fingerprint}
     write_atomically(run / "environment.json", json.dumps(facts, indent=2) + "\n")
 
@@ -213,7 +214,7 @@ def _finish(run: Path, ready: Prepared, *, seconds: float) -> dict:
         policy.base.tokenizer.save_pretrained(str(run / "model"))
     rows = read_jsonl(run / "metrics.jsonl")
     result = {"run": str(run), "steps": len(rows), "seconds": round(seconds, 1)}
-    result |= summarise(rows, ready.recipe.kl) | {"stopped_by": "steps"}
+    result |= summarise(rows) | {"stopped_by": "steps"}
     result["report"] = str(run / "report.html")
     write_atomically(run / "result.json", json.dumps(result, indent=2) + "\n")
     build_report(run)

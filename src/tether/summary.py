@@ -1,5 +1,7 @@
 """Numbers for people: the metrics of a step and the one line that a run ends with."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,6 +17,7 @@ from tether.core.diagnostics import (
 from tether.core.kl import k1, k3
 from tether.core.masking import masked_mean, masked_row_sum
 from tether.guard.diversity import distinct_n
+from tether.report.headline import summary
 from tether.types import AdvantageEstimate, Drift, Rollout
 
 
@@ -61,27 +64,11 @@ def controller_metrics(
     }
 
 
-def summarise(rows: list[dict], kl: KLConfig) -> dict[str, object]:
-    """The result of a run from its metrics: held-out gains at the end, KL over the last third.
+def summarise(rows: list[dict]) -> dict[str, Any]:
+    """The result of a run: the report's headline and how diverse the answers stayed.
 
     Args:
         rows: metrics of all steps, in order.
-        kl: for the target.
-
-    Returns:
-        reward_gain, heldout_gain, heldout_interval, kl_nats_per_response, kl_target, kl_coef,
-        distinct_2_ratio.
     """
-    last_third = rows[-max(1, len(rows) // 3) :]
-    held = next((row for row in reversed(rows) if "heldout/score_gain" in row), {})
-    low, high = held.get("heldout/judge_gain_low"), held.get("heldout/judge_gain_high")
-    nats = [row["kl/ref_nats_per_response"] for row in last_third]
-    return {
-        "reward_gain": held.get("heldout/score_gain"),
-        "heldout_gain": held.get("heldout/judge_gain"),
-        "heldout_interval": None if low is None else [low, high],
-        "kl_nats_per_response": sum(nats) / len(nats),
-        "kl_target": kl.target if kl.controller == "target" else None,
-        "kl_coef": rows[-1]["controller/kl_coef"],
-        "distinct_2_ratio": held.get("heldout/distinct_2_ratio"),
-    }
+    ratios = [row["heldout/distinct_2_ratio"] for row in rows if "heldout/distinct_2_ratio" in row]
+    return summary(rows) | {"distinct_2_ratio": ratios[-1] if ratios else None}

@@ -1,4 +1,4 @@
-"""The loop: one step is prompts, rollout, scores, KL, rewards, advantages, update, controller, ledger.
+"""One step: prompts, rollout, scores, KL, rewards, advantages, update, controller.
 
 One loop serves every on-policy algorithm; an algorithm is a choice of advantage function and loss.
 """
@@ -89,9 +89,7 @@ def train_step(
     return controller, row | controller_metrics(recipe.kl, controller, used=beta)
 
 
-def next_controller(
-    recipe: Recipe, state: ControllerState, measured_kl: float
-) -> ControllerState:
+def next_controller(recipe: Recipe, state: ControllerState, measured_kl: float) -> ControllerState:
     """β for the next step, from the exact KL of the batch just used."""
     if recipe.kl.controller == "fixed":
         return step_fixed(state, measured_kl)

@@ -40,7 +40,9 @@ class PromptBatch:
     def to(self, device: torch.device) -> "PromptBatch":
         """The same prompts on another device."""
         return replace(
-            self, prompt_tokens=self.prompt_tokens.to(device), prompt_mask=self.prompt_mask.to(device)
+            self,
+            prompt_tokens=self.prompt_tokens.to(device),
+            prompt_mask=self.prompt_mask.to(device),
         )
 
 

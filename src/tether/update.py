@@ -1,7 +1,8 @@
-"""The policy update: epochs of minibatches over one rollout, gradients summed over micro-batches."""
+"""The policy update: epochs of minibatches over a rollout, gradients summed over micro-batches."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,9 @@ from tether.core.logprobs import chunked_token_logprobs
 from tether.core.losses import clipped_policy_loss, value_loss
 from tether.core.masking import token_sum_over
 from tether.errors import TrainingDiverged
+from tether.generation.sequences import response_states, sequence
 from tether.models.load import Policy, output_head, policy_parameters
 from tether.models.trunk import final_hidden
-from tether.rollout import response_states, sequence
 from tether.types import AdvantageEstimate, LossOutput, Rollout
 
 RATIO_FLOOR = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -89,26 +90,21 @@ def update_policy(
     """
     sums: dict[str, list[float]] = defaultdict(list)
     first_deviation, skipped = None, 0
-    for rows, is_new_epoch in _minibatches(data, ppo, seed):
-        if is_new_epoch:
-            stopped = False
-        if stopped:
-            skipped += 1
-            continue
-        optimizer.zero_grad(set_to_none=True)
-        stats = _accumulate(policy, data, rows, ppo=ppo, critic=critic, temperature=temperature)
-        deviation = stats.pop("deviation")
-        if first_deviation is None:
-            first_deviation = deviation
-            check_first_ratio(deviation, policy.lm.dtype)
-        sums["policy/approx_kl_old"].append(stats.pop("policy/approx_kl_old"))
-        if sums["policy/approx_kl_old"][-1] > ppo.max_approx_kl_old:
-            stopped = True
-            skipped += 1
-            continue
-        stats["policy/gradient_norm"] = _step(policy, optimizer, ppo.max_gradient_norm)
-        for name, value in stats.items():
-            sums[name].append(value)
+    for minibatches in _epochs(data, ppo, seed):
+        for i, rows in enumerate(minibatches):
+            optimizer.zero_grad(set_to_none=True)
+            stats = _accumulate(policy, data, rows, ppo=ppo, critic=critic, temperature=temperature)
+            deviation = stats.pop("deviation")
+            if first_deviation is None:
+                first_deviation = deviation
+                check_first_ratio(deviation, policy.lm.dtype)
+            sums["policy/approx_kl_old"].append(stats.pop("policy/approx_kl_old"))
+            if sums["policy/approx_kl_old"][-1] > ppo.max_approx_kl_old:
+                skipped += len(minibatches) - i
+                break
+            stats["policy/gradient_norm"] = _step(policy, optimizer, ppo.max_gradient_norm)
+            for name, value in stats.items():
+                sums[name].append(value)
     optimizer.zero_grad(set_to_none=True)
     kl_old = sums["policy/approx_kl_old"]
     return {name: sum(values) / len(values) for name, values in sums.items()} | {
@@ -119,16 +115,15 @@ def update_policy(
     }
 
 
-def _minibatches(
+def _epochs(
     data: TrainingData, ppo: PPOConfig, seed: int
-) -> Iterator[tuple[Int[Tensor, " rows"], bool]]:
-    """Rows of each minibatch, reshuffled every epoch, and whether it is an epoch's first."""
+) -> Iterator[Sequence[Int[Tensor, " rows"]]]:
+    """The minibatches of each epoch, as rows of the batch; reshuffled every epoch."""
     generator = torch.Generator().manual_seed(seed)
     count = len(data.advantages)
     for _ in range(ppo.epochs):
         order = torch.randperm(count, generator=generator).to(data.advantages.device)
-        for i, rows in enumerate(order.tensor_split(ppo.minibatches)):
-            yield rows, i == 0
+        yield order.tensor_split(ppo.minibatches)
 
 
 def _accumulate(
@@ -212,7 +207,7 @@ def _step(policy: Policy, optimizer: torch.optim.AdamW, max_norm: float) -> floa
     parameters = list(policy_parameters(policy).values())
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
     torch.nn.utils.clip_grad_norm_(policy.value_head.parameters(), max_norm)
-    if norm != norm or norm == float("inf"):
+    if not math.isfinite(norm):
         raise TrainingDiverged(f"the policy's gradient norm is {norm}; the step was not applied")
     optimizer.step()
     return norm

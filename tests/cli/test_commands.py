@@ -9,10 +9,10 @@ import types
 import pytest
 
 from tether.cli import main
-from tether.cli.options import recipe_yaml
 from tether.config import Recipe, RewardConfig
 from tether.errors import TrainingDiverged
 from tether.metrics import append_jsonl
+from tether.recipe_text import recipe_yaml
 
 RECIPE = "reward: {function: my:reward}\n"
 RESULT = {

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.cli.options import load_recipe, recipe_yaml
+from tether.cli.options import load_recipe
 from tether.cli.schema import help_options, options
 from tether.config import Recipe
 from tether.errors import ConfigError
+from tether.recipe_text import recipe_yaml
 
 TEXTS = st.text(max_size=12) | st.sampled_from(
     ["no", "on", "null", "~", "1e-5", "-x", "--kl.target"]

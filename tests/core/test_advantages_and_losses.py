@@ -30,7 +30,9 @@ def test_gae_equals_the_double_sum_on_ragged_responses(lengths, gamma, lam, seed
     for row, n in enumerate(lengths):
         r, v = rewards[row, :n].tolist(), values[row, :n].tolist()
         expected = ref.gae_double_sum(r, v, gamma, lam)
-        torch.testing.assert_close(got.advantages[row, :n].tolist(), expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            got.advantages[row, :n].tolist(), expected, rtol=1e-9, atol=1e-10
+        )
         targets = [a + b for a, b in zip(expected, v, strict=True)]
         torch.testing.assert_close(got.returns[row, :n].tolist(), targets, rtol=1e-9, atol=1e-10)
     assert (got.advantages[~mask] == 0).all()
@@ -104,7 +106,12 @@ def test_the_ratio_is_per_token_never_the_sum_over_tokens():
     new = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     mask = torch.ones(1, 3, dtype=torch.bool)
     out = clipped_policy_loss(
-        new, torch.zeros(1, 3).double(), torch.ones(1, 3).double(), mask, clip_epsilon=0.2, total_tokens=3
+        new,
+        torch.zeros(1, 3).double(),
+        torch.ones(1, 3).double(),
+        mask,
+        clip_epsilon=0.2,
+        total_tokens=3,
     )
     torch.testing.assert_close(out.loss.item(), -1.0, rtol=1e-12, atol=0)
     assert torch.autograd.grad(out.loss, new)[0].abs().min() > 0
@@ -131,7 +138,12 @@ def test_micro_batches_add_up_to_the_whole_batch(size):
 def test_whitening_gives_mean_zero_variance_one_and_ignores_padding(lengths, seed):
     values, _, mask = ragged(seed, [*lengths, 3, 4], 7)
     white = whiten(values, mask)
-    real = [x for row, keep in zip(white.tolist(), mask.tolist(), strict=True) for x, k in zip(row, keep, strict=True) if k]
+    real = [
+        x
+        for row, keep in zip(white.tolist(), mask.tolist(), strict=True)
+        for x, k in zip(row, keep, strict=True)
+        if k
+    ]
     assert abs(sum(real) / len(real)) < 1e-9
     assert abs(sum(x * x for x in real) / len(real) - 1) < 1e-6
     more = whiten(torch.cat([values, torch.full((len(values), 5), 9e9).double()], 1),
@@ -159,7 +171,9 @@ def test_pairwise_loss_is_minus_log_sigmoid_of_the_difference():
     better = torch.tensor([1.0, -2.0], dtype=torch.float64)
     worse = torch.tensor([0.5, 1.0], dtype=torch.float64)
     expected = (math.log1p(math.exp(-0.5)) + math.log1p(math.exp(3.0))) / 2
-    torch.testing.assert_close(pairwise_reward_loss(better, worse).item(), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        pairwise_reward_loss(better, worse).item(), expected, rtol=1e-12, atol=0
+    )
 
 
 def test_position_ids_count_real_tokens_only():

@@ -75,7 +75,9 @@ def toy_two() -> tuple[torch.Tensor, torch.Tensor]:
     while queue:
         prefix, logp = queue.pop(0)
         i = prefixes[prefix]
-        logits = torch.tensor([math.sin(1.7 * i + 0.9 * a) + (0.6, 0.3, 0.0)[a] for a in range(3)]).double()
+        logits = torch.tensor(
+            [math.sin(1.7 * i + 0.9 * a) + (0.6, 0.3, 0.0)[a] for a in range(3)]
+        ).double()
         step = logits.log_softmax(-1)
         for token in range(3):
             sequence = (*prefix, token)

@@ -59,7 +59,9 @@ def test_k1_and_k3_are_unbiased_and_k2_is_not():
     logp, logq = TOY_THETA.log_softmax(-1), TOY_REF.log_softmax(-1)
     exact = full_kl(TOY_THETA, TOY_REF)
     for estimator in (k1, k3):
-        torch.testing.assert_close((logp.exp() * estimator(logp - logq)).sum(), exact, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            (logp.exp() * estimator(logp - logq)).sum(), exact, rtol=1e-12, atol=0
+        )
     assert abs((logp.exp() * k2(logp - logq)).sum() - exact) > 0.01
 
 
@@ -114,7 +116,9 @@ def test_compare_in_chunks_equals_the_whole_vocabulary_at_once():
     hidden, ref_hidden = torch.randn(13, 6).double(), torch.randn(13, 6).double()
     tokens = torch.randint(0, 9, (13,))
     for chunk in (1, 4, 100):
-        got = compare(hidden, ref_hidden, tokens, head=head, ref_head=ref_head, temperature=0.8, chunk=chunk)
+        got = compare(
+            hidden, ref_hidden, tokens, head=head, ref_head=ref_head, temperature=0.8, chunk=chunk
+        )
         for i in range(13):
             p, q = head(hidden[i]).tolist(), ref_head(ref_hidden[i]).tolist()
             probs = ref.softmax(p, 0.8)

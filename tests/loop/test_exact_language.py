@@ -48,7 +48,9 @@ def language():
 
 def drawn(policy, n: int):
     prompts = PromptBatch(
-        prompt_tokens=torch.tensor([[3]]), prompt_mask=torch.ones(1, 1, dtype=torch.bool), texts=("w3",)
+        prompt_tokens=torch.tensor([[3]]),
+        prompt_mask=torch.ones(1, 1, dtype=torch.bool),
+        texts=("w3",),
     )
     rollout = collect_rollout(
         policy, prompts, responses_per_prompt=n, max_new_tokens=LIMIT, temperature=1.0, seed=1,

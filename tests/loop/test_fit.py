@@ -27,8 +27,13 @@ from tether.observer import SilentObserver
 def ratings(count: int, seed: int) -> list[Rating]:
     """Texts of tiny words; the more w5 and the fewer w7, the better."""
     draw = random.Random(seed)
-    texts = [" ".join(f"w{draw.randrange(3, 11)}" for _ in range(draw.randrange(3, 8))) for _ in range(count)]
-    return [Rating(text=t, score=float(t.split().count("w5") - t.split().count("w7"))) for t in texts]
+    texts = [
+        " ".join(f"w{draw.randrange(3, 11)}" for _ in range(draw.randrange(3, 8)))
+        for _ in range(count)
+    ]
+    return [
+        Rating(text=t, score=float(t.split().count("w5") - t.split().count("w7"))) for t in texts
+    ]
 
 
 MODEL = ModelConfig(name="tiny", lora_rank=4, lora_alpha=8.0)
@@ -63,20 +68,22 @@ def test_a_fitted_model_orders_held_out_texts_and_leaves_the_base_untouched(trun
     low, high = model.spec.accuracy_interval
     assert low < model.spec.accuracy < high
     tokens, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
-    assert torch.equal(final_hidden(base.lm, tokens, mask), final_hidden(tiny_base().lm, tokens, mask))
+    assert torch.equal(
+        final_hidden(base.lm, tokens, mask), final_hidden(tiny_base().lm, tokens, mask)
+    )
 
 
 @pytest.mark.parametrize("trunk", ["frozen", "adapter"])
 def test_loaded_scores_equal_saved_ones_exactly(trunk, tmp_path):
     base, model, weights = fitted(trunk)
     policy = make_policy(base, MODEL, value_units=8)
-    first = attach_reward_adapter(model, policy.adapter, weights)
+    first = attach_reward_adapter(model, base, policy.adapter, weights)
     save_reward_model(first, tmp_path)
     texts = ["w5 w5 w4", "w7 w7", "w9 w5 w7 w4"]
     expected = score_texts(base, first, texts)
     again = make_policy(tiny_base(), MODEL, value_units=8)
     loaded, stored = load_reward_model(tmp_path, again.base)
-    loaded = attach_reward_adapter(loaded, again.adapter, stored)
+    loaded = attach_reward_adapter(loaded, again.base, again.adapter, stored)
     assert torch.equal(score_texts(again.base, loaded, texts), expected)
     assert expected[0] > expected[1]
 
@@ -84,7 +91,7 @@ def test_loaded_scores_equal_saved_ones_exactly(trunk, tmp_path):
 def test_a_reward_adapter_changes_neither_policy_nor_reference():
     base, model, weights = fitted("adapter")
     policy = make_policy(base, MODEL, value_units=8)
-    model = attach_reward_adapter(model, policy.adapter, weights)
+    model = attach_reward_adapter(model, base, policy.adapter, weights)
     tokens, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
     score_texts(base, model, ["w5 w4"])
     expected = final_hidden(tiny_base().lm, tokens, mask)
@@ -115,7 +122,12 @@ def test_preferences_fit_too_and_the_interval_counts_prompts_not_pairs():
             pairs.append(Preference(prompt="w3 w4", chosen=good.text, rejected=bad.text))
     judged = from_preferences(pairs)
     assert set(judged.clusters.tolist()) == {0}
-    spread = from_preferences([Preference(prompt=f"w{i}", chosen=p.chosen, rejected=p.rejected) for i, p in enumerate(pairs)])
+    spread = from_preferences(
+        [
+            Preference(prompt=f"w{i}", chosen=p.chosen, rejected=p.rejected)
+            for i, p in enumerate(pairs)
+        ]
+    )
     reward = RewardConfig(layer=3, hidden_units=8, epochs=40)
     model, _ = fit_reward_model(
         tiny_base(), judged, spread, model=MODEL, reward=reward, seed=0, observer=SilentObserver()

@@ -13,9 +13,10 @@ from tether.core.masking import whiten
 from tether.core.shaping import shape_rewards
 from tether.errors import TrainingDiverged
 from tether.generation.sampler import inverse_cdf, sample
+from tether.generation.sequences import sequence
 from tether.models.load import reference_of
 from tether.models.trunk import final_hidden, keeping
-from tether.rollout import collect_rollout, measure_kl, read_reference, sequence, trainer_logprobs
+from tether.rollout import collect_rollout, measure_kl, read_reference, trainer_logprobs
 from tether.update import forward, make_optimizer, training_data, update_policy
 
 LIMIT = 6
@@ -104,7 +105,9 @@ def test_full_fine_tuning_moves_the_policy_and_leaves_the_frozen_copy():
     policy = tiny_policy(trainable="full", first_layer=0, stirred=False)
     before = [p.clone() for p in policy.frozen_copy.parameters()]
     update(policy, data_for(policy))
-    assert all(torch.equal(a, b) for a, b in zip(before, policy.frozen_copy.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, policy.frozen_copy.parameters(), strict=True)
+    )
     assert all(p.grad is None for p in policy.frozen_copy.parameters())
     _, _, drift = roll(policy)
     assert drift.kl.sum() > 1e-6
@@ -190,7 +193,9 @@ def test_the_reward_layer_is_the_references_whether_shared_or_above(reward_layer
         final_hidden(lm, tokens, mask)
     # an EOS is sampled but never read by the sampler; nothing reads its state
     readable = mask.clone()
-    ends = torch.cat([torch.zeros_like(rollout.generation.prompt_mask), rollout.response_tokens == 2], 1)
+    ends = torch.cat(
+        [torch.zeros_like(rollout.generation.prompt_mask), rollout.response_tokens == 2], 1
+    )
     readable &= ~ends
     got = reference.layer_hidden[reward_layer][readable]
     torch.testing.assert_close(got, kept[reward_layer][readable], rtol=1e-4, atol=1e-4)
@@ -257,7 +262,11 @@ def test_the_value_loss_reaches_the_trunk_only_when_asked():
         rows = torch.arange(len(data.advantages))
         _, values = forward(policy, data.rollout, rows, temperature=0.9, train_trunk=train_trunk)
         values.sum().backward()
-        moved = [p.grad is not None and bool(p.grad.any()) for n, p in policy.lm.named_parameters() if "lora" in n]
+        moved = [
+            p.grad is not None and bool(p.grad.any())
+            for n, p in policy.lm.named_parameters()
+            if "lora" in n
+        ]
         assert any(moved) == train_trunk
         assert policy.value_head.net[-1].weight.grad is not None
 

@@ -55,7 +55,9 @@ def recipe(folder, monkeypatch):
         threads=2,
         device="cpu",
         checkpoint_every=2,
-        model=ModelConfig(name=str(folder / "model"), lora_first_layer=2, lora_rank=4, lora_alpha=8.0),
+        model=ModelConfig(
+            name=str(folder / "model"), lora_first_layer=2, lora_rank=4, lora_alpha=8.0
+        ),
         prompts=PromptsConfig(source=str(folder / "prompts.jsonl"), per_step=6, heldout=5),
         generation=GenerationConfig(max_new_tokens=6),
         reward=RewardConfig(function=("toy_rewards:many_w5",)),
@@ -84,7 +86,11 @@ def comparable(path):
     """Log rows without what a clock or the memory of the process says."""
     rows = read_jsonl(path)
     return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "memory/")) and "per_second" not in k}
+        {
+            k: v
+            for k, v in row.items()
+            if not k.startswith(("time/", "memory/")) and "per_second" not in k
+        }
         for row in rows
     ]
 
@@ -134,7 +140,10 @@ def test_a_killed_run_resumes_to_the_same_bits(recipe, tmp_path, when):
     for log in ("metrics.jsonl", "ledger.jsonl", "samples.jsonl"):
         assert comparable(tmp_path / "straight" / log) == comparable(tmp_path / "cut" / log)
     for part in ("weights.safetensors", "optimizer.safetensors"):
-        a, b = (load_file(tmp_path / n / "checkpoints" / "step-000004" / part) for n in ("straight", "cut"))
+        a, b = (
+            load_file(tmp_path / n / "checkpoints" / "step-000004" / part)
+            for n in ("straight", "cut")
+        )
         assert a.keys() == b.keys()
         assert all(torch.equal(a[k], b[k]) for k in a)
 
@@ -172,11 +181,15 @@ def test_full_fine_tuning_runs_and_leaves_a_plain_model_folder(recipe, tmp_path)
     train(full, tmp_path / "run", SilentObserver())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     before = AutoModelForCausalLM.from_pretrained(recipe.model.name)
-    moved = [not torch.equal(a, b) for a, b in zip(loaded.parameters(), before.parameters(), strict=True)]
+    moved = [
+        not torch.equal(a, b) for a, b in zip(loaded.parameters(), before.parameters(), strict=True)
+    ]
     assert any(moved)
 
 
-def test_several_responses_and_weighted_terms_and_the_missing_eos_penalty_enter_the_score(recipe, tmp_path):
+def test_several_responses_and_weighted_terms_and_the_missing_eos_penalty_enter_the_score(
+    recipe, tmp_path
+):
     two = replace(
         recipe,
         steps=1,
@@ -222,6 +235,6 @@ def test_a_layer_that_does_not_exist_is_refused(recipe, tmp_path):
 
 def test_a_model_folder_that_holds_no_model_is_refused_in_one_line(recipe, tmp_path):
     for name in (str(tmp_path), str(tmp_path / "absent")):
-        with pytest.raises(ConfigError, match="model.name") as caught:
+        with pytest.raises(ConfigError, match=r"model\.name") as caught:
             train(replace(recipe, model=ModelConfig(name=name)), tmp_path / "run", SilentObserver())
         assert "\n" not in str(caught.value)

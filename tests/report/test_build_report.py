@@ -8,14 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tether.cli.options import recipe_yaml
 from tether.config import Recipe
 from tether.errors import DataError
-from tether.metrics import append_jsonl, check_row
+from tether.metrics import append_jsonl, check_row, read_jsonl
+from tether.recipe_text import recipe_yaml
 from tether.report import build_report, headline
 from tether.report.build import script_json
 from tether.report.headline import summary
-from tether.report.read import read_rows
 from tether.report.text import visible
 
 PAYLOADS = (
@@ -198,7 +197,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 
 def test_line_separators_inside_a_text_do_not_end_a_row(tmp_path):
     append_jsonl(tmp_path / "rows.jsonl", [{"text": "a\u2028b\x85c"}, {"text": "d"}])
-    assert read_rows(tmp_path / "rows.jsonl") == [{"text": "a\u2028b\x85c"}, {"text": "d"}]
+    assert read_jsonl(tmp_path / "rows.jsonl") == [{"text": "a\u2028b\x85c"}, {"text": "d"}]
 
 
 def test_the_summary_averages_kl_over_the_last_third_and_takes_the_last_check():

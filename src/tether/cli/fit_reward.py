@@ -3,10 +3,10 @@
 import contextlib
 import sys
 
+from tether.checks import require
 from tether.cli.arguments import new_folder, print_json, split_arguments
 from tether.cli.options import load_recipe
 from tether.cli.schema import help_options
-from tether.config import require
 from tether.errors import ConfigError
 
 USAGE = """\
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     folder = new_folder(recipe, given.recipe)
 
     from tether.cli.display import display  # noqa: PLC0415
-    from tether.fit import fit_reward  # noqa: PLC0415  # imports torch
+    from tether.prepare import fit_reward  # noqa: PLC0415  # imports torch
 
     with contextlib.redirect_stdout(sys.stderr), display() as observer:
         result = fit_reward(recipe, folder, observer)

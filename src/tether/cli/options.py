@@ -8,7 +8,7 @@ last value of an option wins. Values travel as text, so that YAML's own ideas ab
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -55,11 +55,6 @@ def load_recipe(path: str, flags: list[str]) -> Recipe:
     for setting in [*read_settings(path), *flag_settings(flags)]:
         merged[setting.name] = _as_flag(setting)
     return _construct([token for tokens in merged.values() for token in tokens], path)
-
-
-def recipe_yaml(recipe: Recipe) -> str:
-    """The recipe with every value written out; `load_recipe` of it gives an equal one."""
-    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True)
 
 
 def read_settings(path: str) -> list[Setting]:

@@ -13,7 +13,7 @@ SETTLED_RISE = 0.05
 """A rise over those measurements below this share of the target counts as settled."""
 
 ROUNDING = 1e-3
-"""Nats per response: a KL this little below 0 is float32 rounding; further below, a wrong sampler."""
+"""Nats per response: a KL this little below 0 is float32 rounding; below that, a wrong sampler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ SHARES: dict[MoviePart, tuple[float, float]] = {
 }
 """Where a text's hash must lie for each part of a file of judgements."""
 
+TEST_TEXTS = 600
+"""Most texts that held-out pairs are made of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgements:
@@ -90,16 +93,15 @@ def load_judgements(
     """
     field = "reward.fit"
     if source == MOVIE_RATINGS:
-        rows = {
-            part: from_ratings(_draw(movie_part(part), max_texts, seed), gap) for part in SHARES
-        }
+        most = {"proxy": max_texts, "judge": max_texts, "test": TEST_TEXTS}
+        rows = {p: from_ratings(_draw(movie_part(p), most[p], seed), gap) for p in SHARES}
     else:
         rows = _from_file(source, field, gap=gap, max_texts=max_texts, seed=seed, render=render)
     for part, judged in rows.items():
         if not len(judged.pairs):
             raise DataError(
-                f"{field}: {source!r} leaves no pair in its {part} part ({len(judged.texts)} texts, "
-                f"gap {gap}); give more data or a smaller reward.gap"
+                f"{field}: {source!r} leaves no pair in its {part} part "
+                f"({len(judged.texts)} texts, gap {gap}); give more data or a smaller reward.gap"
             )
     return rows
 

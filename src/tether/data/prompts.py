@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tether.config import PromptsConfig, require
+from tether.checks import require
+from tether.config import PromptsConfig
 from tether.data.builtin import read_source
 from tether.data.preferences import Messages, require_messages
 from tether.data.readers import require_column, require_text

@@ -49,7 +49,9 @@ def rows_within(lm: PreTrainedModel, width: int, memory_gib: float) -> int:
     """Sequences of `width` tokens whose KV cache and logits fit into a memory limit, at least 1."""
     config = lm.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_size = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     size = lm.dtype.itemsize
     cache = 2 * config.num_hidden_layers * heads * head_size * width * size
     # log-probabilities in float32, their exponentials and cumulative sum in float64
@@ -100,13 +102,13 @@ def sample(
     for i in range(0, len(prompts.texts), each):
         chosen = slice(i, i + each)
         draws = uniform[i * responses_per_prompt : (i + each) * responses_per_prompt]
-        for part in draws.split(copies * each):
-            parts.append(
-                _sample_rows(
-                    base, prompts.prompt_tokens[chosen], prompts.prompt_mask[chosen],
-                    part.to(tokens.device), temperature=temperature, keep=keep,
-                )
-            )  # fmt: skip
+        parts += [
+            _sample_rows(
+                base, prompts.prompt_tokens[chosen], prompts.prompt_mask[chosen],
+                part.to(tokens.device), temperature=temperature, keep=keep,
+            )
+            for part in draws.split(copies * each)
+        ]  # fmt: skip
     lengths = torch.cat([part.lengths for part in parts])
     width = int(lengths.max())
     return Generation(
@@ -124,7 +126,9 @@ def sample(
     )
 
 
-def _empty_columns(base: Base, batch: int, prompt: int, limit: int, keep: Sequence[int]) -> _Columns:
+def _empty_columns(
+    base: Base, batch: int, prompt: int, limit: int, keep: Sequence[int]
+) -> _Columns:
     """Allocate the columns; padding holds the pad id and zeros."""
     options = {"device": base.device, "dtype": base.lm.dtype}
     return _Columns(

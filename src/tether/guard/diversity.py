@@ -6,7 +6,7 @@ Collapse shows here before it shows in the reward. Pure Python on texts; models 
 import re
 from collections import Counter
 
-from tether.config import require
+from tether.checks import require
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 

@@ -34,7 +34,7 @@ def check_reference(policy: Policy, rollout: Rollout, drift: Drift) -> float:
     floor = KL_FLOOR[policy.lm.dtype]
     if not largest <= floor:
         raise TrainingDiverged(
-            f"KL gate: before any update KL(π‖π_ref) is {largest:.3g} nats, the floor is {floor:g}; "
+            f"KL gate: before any update KL(π‖π_ref) is {largest:.3g} nats, the floor {floor:g}; "
             "likely causes: the adapter does not start at 0, the model applies dropout, or its "
             "layers cannot be shared (set model.lora_first_layer to 0)"
         )
@@ -55,6 +55,4 @@ def check_sampler(
     )
     gap = (trainer - rollout.generation.sampler_logprobs)[rollout.response_mask]
     deviation = gap.exp().sub(1).abs().max().item()
-    return SamplerCheck(
-        deviation=deviation, matches=deviation <= RATIO_FLOOR[policy.lm.dtype] / 2
-    )
+    return SamplerCheck(deviation=deviation, matches=deviation <= RATIO_FLOOR[policy.lm.dtype] / 2)

@@ -16,11 +16,11 @@ from torch import Tensor
 from tether.core.diagnostics import mean_with_error, sequence_kl
 from tether.core.logprobs import chunked_token_logprobs
 from tether.core.masking import masked_row_sum
+from tether.generation.sequences import response_states, sequence
 from tether.guard.diversity import distinct_n, top_ngram
 from tether.models.load import Policy, output_head, reference_of
 from tether.models.trunk import final_hidden
 from tether.models.word_judge import WordJudge
-from tether.rollout import response_states, sequence
 from tether.types import Drift, Generation, Rollout
 
 DEPENDENCE_ANSWERS = 24
@@ -48,9 +48,7 @@ class Answers:
         return asdict(self)
 
 
-def answers(
-    rollout: Rollout, scores: Float[Tensor, " batch"], judge: WordJudge | None
-) -> Answers:
+def answers(rollout: Rollout, scores: Float[Tensor, " batch"], judge: WordJudge | None) -> Answers:
     """Judge the answers of a rollout over held-out prompts."""
     return Answers(
         prompts=rollout.generation.prompt_texts,
@@ -95,7 +93,9 @@ def _judge_metrics(policy: Answers, reference: Answers) -> dict[str, float]:
         "heldout/win_rate": wins.mean().item(),
     }
     # undefined, not 0, where every answer got the same number
-    return row if math.isnan(correlation) else row | {"heldout/judge_score_correlation": correlation}
+    return (
+        row if math.isnan(correlation) else row | {"heldout/judge_score_correlation": correlation}
+    )
 
 
 @torch.no_grad()

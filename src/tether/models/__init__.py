@@ -1,1 +1,1 @@
-"""Language models, their adapters and heads: one base serves policy, reference, value and reward."""
+"""Language models, adapters and heads: one base serves policy, reference, value and reward."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tether.core.masking import length_mask, masked_time_mean
 
 FEATURE_LIMIT = 6.0
-"""Standardised features beyond this many standard deviations are outliers of the trunk, not signal."""
+"""Standardised features beyond this many deviations are outliers of the trunk, not signal."""
 
 
 class ValueHead(nn.Module):
@@ -38,6 +38,11 @@ class RewardHead(nn.Module):
     `mean`, `std` describe the features of the training texts; `shift`, `scale` put the scores of
     reference samples at mean 0 and standard deviation 1, and never change afterwards.
     """
+
+    mean: Tensor
+    std: Tensor
+    shift: Tensor
+    scale: Tensor
 
     def __init__(self, hidden_size: int, hidden_units: int) -> None:
         super().__init__()
@@ -82,7 +87,7 @@ def pooling_mask(
     ended: Bool[Tensor, " batch"],
     prompt_mask: Bool[Tensor, "batch prompt"],
 ) -> Bool[Tensor, "batch time"]:
-    """Choose what the reward reads: the response without its EOS and without a sequence's first token.
+    """Choose what the reward reads: the response without EOS and without a sequence's first token.
 
     A sequence's first token carries an activation thousands of times larger than all others,
     which would ruin a mean. A response with nothing left is read at the token before its EOS.

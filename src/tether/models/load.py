@@ -116,9 +116,10 @@ def load_base(config: ModelConfig, *, device: torch.device) -> Base:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model.name: got {config.name!r}; no causal language model could be loaded from it "
-            f"({reason}); give a folder with safetensors weights, a hub name or builtin:smollm2-135m"
+            f"({reason}); give a folder with safetensors, a hub name or builtin:smollm2-135m"
         ) from error
-    lm = lm.to(device).eval().requires_grad_(requires_grad=False)
+    lm.to(device)  # type: ignore[arg-type]
+    lm.eval().requires_grad_(requires_grad=False)
     eos_tokens = _eos_tokens(lm, tokenizer, config.name).to(device)
     pad = tokenizer.pad_token_id
     base = Base(
@@ -137,8 +138,8 @@ def _eos_tokens(
 ) -> Int[Tensor, " eos"]:
     """Ids that end a response: the generation configuration's and the tokenizer's."""
     stated = lm.generation_config.eos_token_id if lm.generation_config else None
-    ids = set(stated if isinstance(stated, list) else [stated]) | {tokenizer.eos_token_id}
-    known = sorted(token for token in ids if token is not None)
+    ids = [*(stated if isinstance(stated, list) else [stated]), tokenizer.eos_token_id]
+    known = sorted({token for token in ids if isinstance(token, int)})
     if not known:
         raise ConfigError(f"model.name: {name!r} has no EOS token, so no response could end")
     return torch.tensor(known)
@@ -163,7 +164,7 @@ def check_parts(base: Base) -> None:
     Raises:
         ConfigError: the architecture does more to its logits or layers than we reproduce.
     """
-    vocabulary = base.lm.get_input_embeddings().weight.shape[0]
+    vocabulary = base.lm.config.get_text_config().vocab_size
     tokens = (torch.arange(12, device=base.device) * 7 % vocabulary).reshape(2, 6)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     expected = base.lm(input_ids=tokens, attention_mask=mask.long()).logits.float()

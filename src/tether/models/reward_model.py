@@ -81,12 +81,11 @@ def reward_trunk(model: RewardModel) -> Iterator[None]:
     if model.adapter is None:
         yield
         return
-    active = model.adapter.active_adapter
     model.adapter.set_adapter(REWARD_ADAPTER)
     try:
         yield
     finally:
-        model.adapter.set_adapter(active)
+        model.adapter.set_adapter(POLICY_ADAPTER)
 
 
 def score_hidden(
@@ -226,7 +225,7 @@ def reward_lora(lm: PreTrainedModel, spec: RewardSpec) -> LoraConfig:
 
 
 def attach_reward_adapter(
-    model: RewardModel, adapter: PeftModel | None, weights: dict[str, Tensor]
+    model: RewardModel, base: Base, adapter: PeftModel | None, weights: dict[str, Tensor]
 ) -> RewardModel:
     """Put a fitted reward adapter beside the policy's on the shared base, frozen.
 
@@ -236,8 +235,10 @@ def attach_reward_adapter(
     if not weights:
         return model
     if adapter is None:
-        raise ConfigError("reward.trunk: adapter needs model.trainable lora; use reward.trunk frozen")
-    adapter.add_adapter(REWARD_ADAPTER, reward_lora(adapter.get_base_model(), model.spec))
+        raise ConfigError(
+            "reward.trunk: adapter needs model.trainable lora; use reward.trunk frozen"
+        )
+    adapter.add_adapter(REWARD_ADAPTER, reward_lora(base.lm, model.spec))
     own = dict(adapter.named_parameters())
     for name, tensor in weights.items():
         own[name].data.copy_(tensor)

@@ -56,9 +56,11 @@ def reward_and_kl(metrics: Rows) -> Figure:
 def coefficient(metrics: Rows) -> Figure:
     """β against the step."""
     x, beta = _column(metrics, "controller/kl_coef")
-    return _stacked(
-        [_line(x, beta, name="β", color=GREEN, axis=1)], ["β (reward per nat)"], height=230
-    )
+    line = _line(x, beta, name="β", color=GREEN, axis=1)
+    figure = _stacked([line], ["β (reward per nat)"], height=230)
+    if x:
+        figure["layout"]["yaxis"]["rangemode"] = "tozero"
+    return figure
 
 
 def frontier(ledger: Rows) -> Figure:
@@ -96,7 +98,7 @@ def heldout(metrics: Rows) -> Figure:
     training = _line(steps, score, name="training reward", color=ORANGE, axis=1)
     training |= {"mode": "lines+markers"}
     if not gain:
-        return _stacked([training], ["training reward<br>gained"], height=230)
+        return _stacked([training], ["training reward<br>gained"], height=420)
     judge = _line(x, gain, name="held-out judge", color=BLUE, axis=1) | {"mode": "lines+markers"}
     band = _between(x, low, high, axis=1, name="95 % interval")
     training |= {"yaxis": "y2", "xaxis": "x"}
@@ -204,4 +206,6 @@ def _stacked(traces: list[Figure], titles: list[str], *, height: int) -> Figure:
         layout["yaxis" if i == 0 else f"yaxis{i + 1}"] = axis
     lowest = "y" if count == 1 else f"y{count}"
     layout["xaxis"] = _axis("step") | {"anchor": lowest, "zeroline": False}
+    if max(max(trace["x"], default=0) for trace in traces) <= 10:
+        layout["xaxis"]["dtick"] = 1  # there is no step 1.5
     return {"data": [trace for trace in traces if trace["x"]], "layout": layout}

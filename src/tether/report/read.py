@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from tether.errors import DataError
+from tether.metrics import read_jsonl
 
 Rows = list[dict[str, Any]]
 
@@ -47,7 +48,7 @@ def read_run(run: Path) -> RunFiles:
     if not config.is_file():
         raise DataError(f"{str(run)!r} is no run folder: it holds no config.yaml")
     text = config.read_text("utf-8")
-    metrics = read_rows(run / "metrics.jsonl")
+    metrics = read_jsonl(run / "metrics.jsonl")
     result = _read_json(run / "result.json")
     return RunFiles(
         name=run.resolve().name,
@@ -55,29 +56,11 @@ def read_run(run: Path) -> RunFiles:
         steps_planned=_steps(text, config),
         environment=_read_json(run / "environment.json") or {},
         metrics=metrics,
-        samples=read_rows(run / "samples.jsonl"),
-        ledger=read_rows(run / "ledger.jsonl"),
+        samples=read_jsonl(run / "samples.jsonl"),
+        ledger=read_jsonl(run / "ledger.jsonl"),
         # a run that was continued has more steps than its old result
         result=result if result and result.get("steps") == len(metrics) else None,
     )
-
-
-def read_rows(path: Path) -> Rows:
-    """The rows of a JSONL file; a last line without its end is still being written and left out.
-
-    Raises:
-        DataError: any other line is no JSON object.
-    """
-    if not path.exists():
-        return []
-    *whole, _unfinished = path.read_text("utf-8", errors="replace").splitlines() + [""]
-    rows = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path}:{number}: not a JSON object; the file is damaged") from error
-    return rows
 
 
 def last_samples(samples: Rows) -> Rows:
