@@ -31,7 +31,7 @@ docs: $(VENV)/.docs ## the documentation in site/, its generated pages written f
 
 clean: ## remove .venv, site/ and caches; runs/ stays
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
-	find src tests docs examples recipes benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find . -path ./runs -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

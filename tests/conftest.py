@@ -1,5 +1,9 @@
 """Small models that are built, never downloaded, and the objects that tests share."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, as the command line does
+
 import pytest
 import torch
 from hypothesis import settings

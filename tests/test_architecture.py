@@ -20,7 +20,7 @@ FLOORS: tuple[set[str], ...] = (
     {"core", "data", "models", "report"},
     {"generation", "rewards", "update", "fit"},
     {"rollout", "guard"},
-    {"train", "prepare", "summary", "run"},
+    {"train", "baseline", "prepare", "summary", "run"},
     {"exact"},
     {"study"},
     {"cli", "integrations", "__main__"},

@@ -1,7 +1,7 @@
 """The recipe: frozen dataclasses, the unit of each field in its docstring. Imports no torch.
 
-YAML keys and command-line flags are these names: `kl: {target: 6}` is `--kl.target 6`.
-Every value is checked where it enters, here; nothing is clamped or filled in later.
+YAML keys and flags are these names: `kl: {target: 6}` is `--kl.target 6`. Every value is checked
+here, where it enters; nothing is clamped or filled in later.
 """
 
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_positive("model.", self, "lora_rank", "lora_alpha")
         require_not_negative("model.", self, "lora_first_layer")
+        first, allowed = self.lora_first_layer, "0 when model.trainable is full: all is trained"
+        require(self.trainable == "lora" or first == 0, "model.lora_first_layer", first, allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +116,8 @@ class RewardConfig:
         require_positive("reward.", self, "layer", "epochs", "gap")
         require_not_negative("reward.", self, "hidden_units", "missing_eos_penalty")
         require(self.max_texts >= 10, "reward.max_texts", self.max_texts, "10 or more")
-        require(
-            not (self.fit and self.model),
-            "reward.fit and reward.model",
-            (self.fit, self.model),
-            "only one of the two: fit a reward model or name a fitted one",
-        )
+        both, allowed = (self.fit, self.model), "only one of the two: fit a model or name one"
+        require(not all(both), "reward.fit and reward.model", both, allowed)
         for name in self.function:
             require(":" in name, "reward.function", name, "module:callable, e.g. my_rewards:short")
         terms = bool(self.fit or self.model) + len(self.function)
@@ -262,7 +260,7 @@ class Recipe:
     checkpoint_every: int = 10
     """Steps between checkpoints."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """Language model."""
+    """Model."""
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
     """Prompts."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
@@ -292,16 +290,8 @@ class Recipe:
         if self.heldout.judge == "words":
             allowed = "auto or none without reward.fit: the judge is fitted on a part of its data"
             require(bool(self.reward.fit), "heldout.judge", self.heldout.judge, allowed)
-        if self.model.trainable == "full":
-            first = self.model.lora_first_layer
-            allowed = "0 when model.trainable is full: every layer is trained"
-            require(first == 0, "model.lora_first_layer", first, allowed)
-
-    @property
-    def has_reward(self) -> bool:
-        """True where the recipe names at least one reward term."""
-        return bool(self.reward.fit or self.reward.model or self.reward.function)
 
     def require_reward(self) -> None:
         """Raise unless something can be maximised."""
-        require(self.has_reward, "reward", "no term", "one of fit, model or function")
+        terms = (self.reward.fit, self.reward.model, self.reward.function)
+        require(any(terms), "reward", "no term", "one of fit, model or function")

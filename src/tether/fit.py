@@ -118,11 +118,17 @@ def fit_reward_model(
             base, fitted, items, train, test_items, reward=reward, seed=seed, observer=observer
         )
     head.requires_grad_(requires_grad=False)
-    found = pair_accuracy(head(test_features).cpu(), test)
-    spec = replace(
-        spec, accuracy=found.accuracy, accuracy_interval=found.interval, pairs=found.pairs
+    return replace(fitted, spec=_measured(fitted, test_features, test)), weights
+
+
+def _measured(
+    fitted: RewardModel, features: Float[Tensor, "texts hidden"], test: Judgements
+) -> RewardSpec:
+    """The model's spec with its held-out pair accuracy written in."""
+    found = pair_accuracy(fitted.head(features).cpu(), test)
+    return replace(
+        fitted.spec, accuracy=found.accuracy, accuracy_interval=found.interval, pairs=found.pairs
     )
-    return replace(fitted, spec=spec), weights
 
 
 @torch.no_grad()

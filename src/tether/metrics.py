@@ -42,7 +42,10 @@ REGISTRY: dict[str, tuple[str, str]] = {
     ),
     "controller/kl_coef": ("reward/nat", "β used in this step"),
     "controller/kl_target": ("nats/response", "the target the controller steers to; null if none"),
-    "controller/error": ("ratio", "KL/target − 1 before clipping; null when nothing was steered"),
+    "controller/error": (
+        "ratio",
+        "(KL + five steps of its rise)/target − 1 before clipping; null when nothing was steered",
+    ),
     "controller/saturated": ("0 or 1", "1 where the error was clipped, β hit a bound or it held"),
     "rollout/response_tokens_mean": ("tokens", "mean response length, EOS included"),
     "rollout/eos_fraction": ("fraction", "responses that ended with EOS before the limit"),
@@ -143,6 +146,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def metrics_page() -> str:
     """The text of docs/metrics.md: every key with its unit and definition."""
-    rows = [f"| `{key}` | {unit} | {text} |" for key, (unit, text) in REGISTRY.items()]
+    escaped = {key: (unit, text.replace("|", "\\|")) for key, (unit, text) in REGISTRY.items()}
+    rows = [f"| `{key}` | {unit} | {text} |" for key, (unit, text) in escaped.items()]
     head = "# Metrics\n\nGenerated from `tether/metrics.py`; `metrics.jsonl` has one row a step."
     return "\n".join([head, "", "| key | unit | definition |", "|---|---|---|", *rows, ""])

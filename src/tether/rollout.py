@@ -7,8 +7,8 @@ from torch import Tensor
 from tether.core.kl import compare
 from tether.core.logprobs import chunked_token_logprobs
 from tether.generation.sampler import rows_within, sample
-from tether.generation.sequences import response_states, sequence
-from tether.models.load import Policy, output_head, reference_of
+from tether.generation.sequences import last_tokens, response_states, sequence
+from tether.models.load import Policy, merged, output_head, reference_of
 from tether.models.trunk import final_hidden, keeping
 from tether.types import Drift, Generation, PromptBatch, ReferenceStates, Rollout
 
@@ -43,24 +43,24 @@ def collect_rollout(
     Returns:
         A rollout, all of it constant.
     """
-    wanted = {policy.shared_layers, reward_layer or 0}
-    shared = sorted(depth for depth in wanted if 0 < depth <= policy.shared_layers)
-    generation = sample(
-        policy.base, prompts, responses_per_prompt=responses_per_prompt,
-        max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, keep=shared,
-        memory_gib=memory_gib,
-    )  # fmt: skip
+    shared = sorted(
+        {d for d in (policy.shared_layers, reward_layer or 0) if 0 < d <= policy.shared_layers}
+    )
+    with merged(policy):
+        generation = sample(
+            policy.base, prompts, responses_per_prompt=responses_per_prompt,
+            max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, keep=shared,
+            memory_gib=memory_gib,
+        )  # fmt: skip
     old_logprobs = (
         trainer_logprobs(policy, generation, temperature=temperature, memory_gib=memory_gib)
         if recompute_logprobs
         else generation.sampler_logprobs
     )
-    lengths = generation.response_mask.sum(dim=1)
-    last = generation.response_tokens.gather(1, lengths[:, None] - 1).squeeze(1)
     return Rollout(
         generation=generation,
         texts=decode(policy, generation),
-        finished=torch.isin(last, policy.base.eos_tokens),
+        finished=torch.isin(last_tokens(generation), policy.base.eos_tokens),
         old_logprobs=old_logprobs,
         values=policy.value_head(generation.policy_hidden),
     )

@@ -20,6 +20,7 @@ from tether.prepare import Prepared
 from tether.rewards import score
 from tether.rollout import collect_rollout, measure_kl, read_reference
 from tether.summary import controller_metrics, step_metrics
+from tether.types import PromptBatch
 from tether.update import set_learning_rates, training_data, update_policy
 
 
@@ -43,17 +44,11 @@ def train_step(
         step: counted from 1; prompts and random numbers follow from it and the seed.
 
     Returns:
-        The controller for the next step, and the metrics of this one.
+        The next controller, and this step's metrics.
     """
     recipe, policy = ready.recipe, ready.policy
-    sampling, beta = recipe.generation, controller.kl_coef
-    times: dict[str, float] = {}
-
-    chosen = step_prompts(
-        ready.prompts.train, step=step, per_step=recipe.prompts.per_step, seed=recipe.seed
-    )
-    prompts = prompt_batch(chosen, policy.base.pad_token).to(policy.base.device)
-
+    sampling, beta, times = recipe.generation, controller.kl_coef, dict[str, float]()
+    prompts = next_prompts(ready, step)
     with timed(times, "generate_s"):
         rollout = collect_rollout(
             policy, prompts, responses_per_prompt=sampling.responses_per_prompt,
@@ -69,7 +64,6 @@ def train_step(
         scores = score(ready.reward, policy.base, rollout, reference)
     with timed(times, "reference_s"):
         drift = measure_kl(policy, rollout, reference, temperature=sampling.temperature)
-
     rewards = shape_rewards(
         scores, rollout.old_logprobs, drift.ref_logprobs, rollout.response_mask, kl_coef=beta
     )
@@ -87,6 +81,15 @@ def train_step(
     row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
     controller = next_controller(recipe, controller, row["kl/ref_nats_per_response"])
     return controller, row | controller_metrics(recipe.kl, controller, used=beta)
+
+
+def next_prompts(ready: Prepared, step: int) -> PromptBatch:
+    """The step's prompts: a function of the seed and the step alone."""
+    recipe, base = ready.recipe, ready.policy.base
+    chosen = step_prompts(
+        ready.prompts.train, step=step, per_step=recipe.prompts.per_step, seed=recipe.seed
+    )
+    return prompt_batch(chosen, base.pad_token).to(base.device)
 
 
 def next_controller(recipe: Recipe, state: ControllerState, measured_kl: float) -> ControllerState:

@@ -68,10 +68,7 @@ def update_policy(
     temperature: float,
     seed: int,
 ) -> dict[str, float]:
-    """Run the step's epochs and minibatches.
-
-    A minibatch whose approx_kl_old, measured before its own step, is above
-    `ppo.max_approx_kl_old` is not applied and ends the epoch.
+    """Run the epochs; a minibatch beyond `ppo.max_approx_kl_old` is not applied and ends its own.
 
     Args:
         policy: the model being trained.
@@ -89,15 +86,13 @@ def update_policy(
         TrainingDiverged: the first minibatch's ratio is not 1, or a loss is not finite.
     """
     sums: dict[str, list[float]] = defaultdict(list)
-    first_deviation, skipped = None, 0
+    deviations, skipped = [], 0
     for minibatches in _epochs(data, ppo, seed):
         for i, rows in enumerate(minibatches):
             optimizer.zero_grad(set_to_none=True)
             stats = _accumulate(policy, data, rows, ppo=ppo, critic=critic, temperature=temperature)
-            deviation = stats.pop("deviation")
-            if first_deviation is None:
-                first_deviation = deviation
-                check_first_ratio(deviation, policy.lm.dtype)
+            deviations.append(stats.pop("deviation"))
+            check_first_ratio(deviations[0], policy.lm.dtype)
             sums["policy/approx_kl_old"].append(stats.pop("policy/approx_kl_old"))
             if sums["policy/approx_kl_old"][-1] > ppo.max_approx_kl_old:
                 skipped += len(minibatches) - i
@@ -106,11 +101,10 @@ def update_policy(
             for name, value in stats.items():
                 sums[name].append(value)
     optimizer.zero_grad(set_to_none=True)
-    kl_old = sums["policy/approx_kl_old"]
     return {name: sum(values) / len(values) for name, values in sums.items()} | {
-        "policy/approx_kl_old_max": max(kl_old),
+        "policy/approx_kl_old_max": max(sums["policy/approx_kl_old"]),
         "policy/minibatches_skipped": skipped,
-        "policy/ratio_first_max_deviation": first_deviation or 0.0,
+        "policy/ratio_first_max_deviation": deviations[0],
         "policy/learning_rate": optimizer.param_groups[0]["lr"],
     }
 

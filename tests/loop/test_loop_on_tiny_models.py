@@ -132,7 +132,7 @@ def test_splitting_the_batch_to_a_memory_limit_changes_no_sample():
     split, _, split_drift = roll(policy, n=5, memory_gib=2e-5)
     assert torch.equal(whole.response_tokens, split.response_tokens)
     torch.testing.assert_close(whole.old_logprobs, split.old_logprobs, rtol=0, atol=2e-6)
-    torch.testing.assert_close(drift.kl, split_drift.kl, rtol=0, atol=2e-6)
+    torch.testing.assert_close(drift.kl, split_drift.kl, rtol=1e-5, atol=2e-6)
 
 
 def test_more_left_padding_changes_no_sample_and_no_number():

@@ -28,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: without the program's name; None reads `sys.argv`.
     """
+    # Read when torch is imported. Threads that spin while they wait make a run several times slower
+    # as soon as another program wants one of the cores; asleep they cost next to nothing.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _dispatch(sys.argv[1:] if arguments is None else arguments)
     except TrainingDiverged as error:

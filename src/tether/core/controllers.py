@@ -8,7 +8,9 @@ import math
 from dataclasses import dataclass, replace
 
 TREND_STEPS = 10
-"""Measurements that tell whether the KL has settled."""
+"""Measurements that the KL's slope is read from."""
+STEPS_AHEAD = 5
+"""A rising KL is judged by where it will be in so many steps, so that β brakes in time."""
 SETTLED_RISE = 0.05
 """A rise over those measurements below this share of the target counts as settled."""
 
@@ -23,7 +25,7 @@ class ControllerState:
     Attributes:
         kl_coef: β for the next step, reward per nat.
         recent_kl: the last measurements, nats per response, newest last.
-        error: KL/target − 1 of the last measurement; None when nothing was steered.
+        error: relative error that β was moved by; None when nothing was steered.
         saturated: True where the last step was clipped, held or met a bound.
         note: why β did not move as the error asks; empty otherwise.
     """
@@ -62,11 +64,14 @@ def step_target(
 ) -> ControllerState:
     """Move log β by the relative error: the dual ascent of max E[r] subject to KL ≤ target.
 
-        log β ← log β + rate · clip(KL/target − 1, −1, 1),   β in [coef_min, coef_max]
+        log β ← log β + rate · clip(error, −1, 1),   β in [coef_min, coef_max]
+        error = (KL + 5 · max(slope, 0))/target − 1
 
-    Anti-wind-up: KL starts at 0 and climbs for a while whatever β is; lowering β all the way up
-    would overshoot (on the exact toy language by 90 % instead of 9 %). So β is lowered only when
-    the last ten measurements have settled. Raising it is always allowed.
+    The slope is that of the last measurements' least-squares line: a KL that is on its way up is
+    judged by where it will be, so that β brakes before the target is crossed.
+
+    Anti-wind-up: KL starts at 0 and climbs for a while whatever β is, so β is lowered only when the
+    last ten measurements have settled. Raising it is always allowed.
 
     Args:
         state: the state before this batch.
@@ -82,30 +87,28 @@ def step_target(
     if not math.isfinite(measured_kl) or measured_kl < -ROUNDING:
         return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
     recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
-    error = measured_kl / kl_target - 1
-    if error < 0 and not _settled(recent, kl_target):
-        return replace(
-            state, recent_kl=recent, error=error, saturated=True, note="KL is still rising"
-        )
+    slope = _slope(recent)
+    error = (measured_kl + STEPS_AHEAD * max(slope, 0.0)) / kl_target - 1
+    settled = len(recent) == TREND_STEPS and slope * TREND_STEPS < SETTLED_RISE * kl_target
+    if error < 0 and not settled:
+        note = "KL is still rising"
+        return replace(state, recent_kl=recent, error=error, saturated=True, note=note)
     proposed = state.kl_coef * math.exp(rate * max(-1.0, min(1.0, error)))
     kl_coef = min(max(proposed, coef_min), coef_max)
     bound = kl_coef != proposed
+    note = f"β is at its bound {kl_coef:g}" if bound else ""
+    saturated = bound or abs(error) > 1
     return ControllerState(
-        kl_coef=kl_coef,
-        recent_kl=recent,
-        error=error,
-        saturated=bound or abs(error) > 1,
-        note=f"β is at its bound {kl_coef:g}" if bound else "",
+        kl_coef=kl_coef, recent_kl=recent, error=error, saturated=saturated, note=note
     )
 
 
-def _settled(values: tuple[float, ...], kl_target: float) -> bool:
-    """True when there are enough measurements and their least-squares line has stopped rising."""
+def _slope(values: tuple[float, ...]) -> float:
+    """Least-squares slope per step; 0 for a single value."""
     count = len(values)
-    if count < TREND_STEPS:
-        return False
+    if count < 2:
+        return 0.0
     middle = (count - 1) / 2
     mean = sum(values) / count
     spread = sum((i - middle) ** 2 for i in range(count))
-    slope = sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
-    return slope * TREND_STEPS < SETTLED_RISE * kl_target
+    return sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread

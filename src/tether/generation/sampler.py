@@ -93,8 +93,8 @@ def sample(
     count = prompts.prompt_tokens.shape[0] * responses_per_prompt
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(count, max_new_tokens, generator=generator, dtype=torch.float64)
-    tokens = prompts.prompt_tokens.repeat_interleave(responses_per_prompt, dim=0)
-    rows = rows_within(base.lm, tokens.shape[1] + max_new_tokens, memory_gib)
+    width = prompts.prompt_tokens.shape[1] + max_new_tokens
+    rows = rows_within(base.lm, width, memory_gib)
     # whole prompts where they fit, so that each is read once; else parts of one prompt's responses
     copies = min(responses_per_prompt, rows)
     each = max(1, rows // copies)
@@ -105,22 +105,30 @@ def sample(
         parts += [
             _sample_rows(
                 base, prompts.prompt_tokens[chosen], prompts.prompt_mask[chosen],
-                part.to(tokens.device), temperature=temperature, keep=keep,
+                part.to(base.device), temperature=temperature, keep=keep,
             )
             for part in draws.split(copies * each)
         ]  # fmt: skip
+    return _join(parts, prompts, responses_per_prompt, keep)
+
+
+def _join(
+    parts: Sequence[_Columns], prompts: PromptBatch, copies: int, keep: Sequence[int]
+) -> Generation:
+    """Put the batches' columns together, cut to the longest response."""
     lengths = torch.cat([part.lengths for part in parts])
     width = int(lengths.max())
+    end = prompts.prompt_tokens.shape[1] + width
     return Generation(
-        prompt_tokens=tokens,
-        prompt_mask=prompts.prompt_mask.repeat_interleave(responses_per_prompt, dim=0),
-        prompt_texts=tuple(t for t in prompts.texts for _ in range(responses_per_prompt)),
-        response_tokens=torch.cat([p.tokens for p in parts])[:, :width],
+        prompt_tokens=prompts.prompt_tokens.repeat_interleave(copies, dim=0),
+        prompt_mask=prompts.prompt_mask.repeat_interleave(copies, dim=0),
+        prompt_texts=tuple(text for text in prompts.texts for _ in range(copies)),
+        response_tokens=torch.cat([part.tokens for part in parts])[:, :width],
         response_mask=length_mask(lengths, width),
-        sampler_logprobs=torch.cat([p.logprobs for p in parts])[:, :width],
-        policy_hidden=torch.cat([p.policy_hidden for p in parts])[:, :width],
+        sampler_logprobs=torch.cat([part.logprobs for part in parts])[:, :width],
+        policy_hidden=torch.cat([part.policy_hidden for part in parts])[:, :width],
         layer_hidden={
-            depth: torch.cat([p.layer_hidden[depth] for p in parts])[:, : tokens.shape[1] + width]
+            depth: torch.cat([part.layer_hidden[depth] for part in parts])[:, :end]
             for depth in keep
         },
     )

@@ -25,3 +25,9 @@ def response_states(
         prompt_width=generation.prompt_tokens.shape[1],
         response_width=generation.response_tokens.shape[1],
     )
+
+
+def last_tokens(generation: Generation) -> Int[Tensor, " batch"]:
+    """The last real token of each response: EOS where it ended by itself."""
+    lengths = generation.response_mask.sum(dim=1, keepdim=True)
+    return generation.response_tokens.gather(1, lengths - 1).squeeze(1)

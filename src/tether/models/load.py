@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Int
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -249,6 +250,30 @@ def reference_of(policy: Policy) -> Iterator[PreTrainedModel]:
     else:
         with policy.adapter.disable_adapter():
             yield policy.lm
+
+
+@contextmanager
+def merged(policy: Policy) -> Iterator[None]:
+    """Fold the adapter into the weights for a pass without gradient; restore them bit for bit.
+
+    Sampling reads one token at a time, where the adapter's small products cost a third of the time.
+    """
+    if policy.adapter is None:
+        yield
+        return
+    weights = [
+        layer.get_base_layer().get_parameter("weight")
+        for layer in policy.lm.modules()
+        if isinstance(layer, LoraLayer) and POLICY_ADAPTER in layer.lora_A
+    ]
+    originals = [weight.detach().clone() for weight in weights]
+    policy.adapter.merge_adapter([POLICY_ADAPTER])
+    try:
+        yield
+    finally:
+        policy.adapter.unmerge_adapter()
+        for weight, original in zip(weights, originals, strict=True):
+            weight.data.copy_(original)  # subtracting again leaves rounding behind
 
 
 def policy_parameters(policy: Policy) -> dict[str, nn.Parameter]:
