@@ -4,9 +4,10 @@ The loop calls these and knows no more about terminals. Imports no torch.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Receives the progress of a command; none of its methods returns anything."""
 

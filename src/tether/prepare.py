@@ -79,13 +79,27 @@ def prepare(
         baseline = stored_baseline(run, policy)
     else:
         baseline = measure_baseline(recipe, policy, reward, judge, prompts, heldout, observer)
-        if model is not None and recipe.reward.fit:
-            save_reward_model(model, run / "reward_model")
-        store_baseline(run, baseline)
+        _store(run, recipe, model, judge, baseline)
     return Prepared(
         recipe=recipe, policy=policy, reward=reward, judge=judge, prompts=prompts,
         heldout=heldout, baseline=baseline,
     )  # fmt: skip
+
+
+def _store(
+    run: Path,
+    recipe: Recipe,
+    model: RewardModel | None,
+    judge: WordJudge | None,
+    baseline: Baseline,
+) -> None:
+    """Make the run folder, once nothing about the input can be wrong any more."""
+    run.mkdir(parents=True, exist_ok=True)
+    if model is not None and recipe.reward.fit:
+        save_reward_model(model, run / "reward_model")
+    if judge is not None:
+        save_word_judge(judge, run / "judge")
+    store_baseline(run, baseline)
 
 
 def reward_and_judge(
@@ -117,8 +131,6 @@ def reward_and_judge(
         f"{spec.pairs} pairs of {len(parts['test'].texts)} texts"
     )
     judge = _fit_judge(parts, observer) if judged else None
-    if judge is not None:
-        save_word_judge(judge, run / "judge")
     return model, weights, judge
 
 

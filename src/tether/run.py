@@ -55,7 +55,6 @@ def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False
         KeyboardInterrupt: asked to stop; the step was finished and a checkpoint written.
     """
     began = time.monotonic()
-    run.mkdir(parents=True, exist_ok=True)
     threads = set_threads(recipe.threads)
     device = choose_device(recipe.device)
     torch.manual_seed(recipe.seed)  # initial weights of adapters and heads

@@ -42,8 +42,9 @@ MODEL = ModelConfig(name="tiny", lora_rank=4, lora_alpha=8.0)
 def fitted(trunk: str, *, pooling: str = "mean"):
     base = tiny_base()
     train, test = (from_ratings(ratings(n, s), 1.0) for n, s in ((300, 0), (80, 1)))
-    reward = RewardConfig(layer=3, hidden_units=8, trunk=trunk, pooling=pooling,
-                          epochs=40 if trunk == "frozen" else 6)  # fmt: skip
+    reward = RewardConfig(
+        layer=1, hidden_units=8, trunk=trunk, pooling=pooling, epochs=400 if trunk == "frozen" else 40
+    )  # fmt: skip
     model, weights = fit_reward_model(
         base, train, test, model=MODEL, reward=reward, seed=0, observer=SilentObserver()
     )
@@ -128,11 +129,12 @@ def test_preferences_fit_too_and_the_interval_counts_prompts_not_pairs():
             for i, p in enumerate(pairs)
         ]
     )
-    reward = RewardConfig(layer=3, hidden_units=8, epochs=40)
+    reward = RewardConfig(layer=1, hidden_units=8, epochs=400)
     model, _ = fit_reward_model(
         tiny_base(), judged, spread, model=MODEL, reward=reward, seed=0, observer=SilentObserver()
     )
-    assert model.spec.accuracy > 0.8
+    assert model.spec.accuracy >= 0.75
+    assert model.spec.accuracy_interval[0] > 0.6
 
 
 def test_pair_accuracy_counts_ties_half_and_its_interval_covers_it():

@@ -238,3 +238,33 @@ def test_a_model_folder_that_holds_no_model_is_refused_in_one_line(recipe, tmp_p
         with pytest.raises(ConfigError, match=r"model\.name") as caught:
             train(replace(recipe, model=ModelConfig(name=name)), tmp_path / "run", SilentObserver())
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--prompts.source", "absent.jsonl"),
+        ("--prompts.source", "empty.jsonl"),
+        ("--prompts.column", "promt"),
+        ("--prompts.heldout", "100"),
+        ("--reward.function", "toy_rewards:broken"),
+        ("--reward.model", "no_folder"),
+        ("--reward.fit", "prompts.jsonl"),
+        ("--model.lora_first_layer", "9"),
+        ("--kl.target", "0"),
+        ("--kl.taget", "3"),
+    ],
+)
+def test_bad_input_exits_2_with_its_reason_and_leaves_no_run_folder(recipe, folder, capsys, flags):
+    from tether.cli import main
+    from tether.recipe_text import recipe_yaml
+
+    (folder / "empty.jsonl").write_text("")
+    (folder / "recipe.yaml").write_text(recipe_yaml(replace(recipe, run="given")))
+    assert main(["train", "recipe.yaml", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.strip().splitlines()[-1].startswith("error: ")
+    assert captured.err.count("error: ") == 1
+    assert "Traceback" not in captured.err
+    assert not (folder / "given").exists()
