@@ -176,7 +176,7 @@ def test_exit_codes_tell_a_gate_an_interrupt_and_our_own_mistake_apart(here, cal
 def test_fit_reward_says_how_often_it_agrees_with_people(here, monkeypatch, capsys):
     found = {"path": "out", "accuracy": 0.712, "accuracy_interval": [0.69, 0.73], "pairs": 400}
     module = types.SimpleNamespace(fit_reward=lambda recipe, folder, observer: found)
-    monkeypatch.setitem(sys.modules, "tether.fit", module)
+    monkeypatch.setitem(sys.modules, "tether.prepare", module)
     arguments = ["fit-reward", "recipe.yaml", "--reward.fit", "pairs.jsonl", "--run", "out"]
     assert main(arguments) == 0
     assert "71.2 % of 400 held-out pairs as people did [69.0, 73.0]" in capsys.readouterr().out

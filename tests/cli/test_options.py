@@ -135,7 +135,7 @@ BAD = {
     "control character": ("run: \x07", 0, "not YAML: "),
     "nested deeply": ("[" * 5000, 0, "nested too deeply"),
     "out of range": ("kl: {target: 0}", None, "kl.target: got 0.0; it must be above 0"),
-    "out of range, root": ("seed: -1", None, "recipe.seed: got -1; it must be 0 or above"),
+    "out of range, root": ("seed: -1", None, "seed: got -1; it must be 0 or above"),
 }
 
 BAD_FLAGS = {
