@@ -154,7 +154,7 @@ class KLConfig:
     """Target of the target controller, nats per response."""
     coef: float | None = None
     """β, reward per nat; with controller target the start value (none: computed from the target)."""
-    rate: float = 0.1
+    rate: float = 0.2
     """Largest change of log β in one step of the target controller."""
     coef_min: float = 1e-4
     """Lower bound of β for the target controller; reaching it is logged."""

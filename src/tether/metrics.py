@@ -44,7 +44,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "controller/kl_target": ("nats/response", "the target the controller steers to; null if none"),
     "controller/error": (
         "ratio",
-        "(KL + five steps of its rise)/target − 1 before clipping; null when nothing was steered",
+        "(KL + five steps of its slope)/target − 1 before clipping; null if nothing was steered",
     ),
     "controller/saturated": ("0 or 1", "1 where the error was clipped, β hit a bound or it held"),
     "rollout/response_tokens_mean": ("tokens", "mean response length, EOS included"),

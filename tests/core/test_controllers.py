@@ -6,7 +6,7 @@ import torch
 
 from tether.core.controllers import ControllerState, initial_kl_coef, step_fixed, step_target
 
-toy_step = partial(step_target, kl_target=1.0, rate=0.05, coef_min=1e-4, coef_max=10.0)
+toy_step = partial(step_target, kl_target=1.0, rate=0.2, coef_min=1e-4, coef_max=10.0)
 
 
 def test_a_fixed_coefficient_never_moves():
@@ -31,18 +31,18 @@ def test_a_rising_kl_is_braked_before_it_crosses_the_target():
     braked = step_target(rising, 5.0, kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0)
     assert math.isclose(braked.kl_coef, 0.2 * math.exp(0.1 * (10 / 6 - 1)), rel_tol=1e-12)
     falling = ControllerState(kl_coef=0.2, recent_kl=(9.0, 8.0, 7.0))
-    after = step_target(falling, 6.5, kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0)
-    assert math.isclose(after.kl_coef, 0.2 * math.exp(0.1 * (6.5 / 6 - 1)), rel_tol=1e-12)
+    after = step_target(falling, 6.0, kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0)
+    assert after.kl_coef == 0.2  # it will be below the target soon, but has not settled yet
 
 
 def test_below_target_beta_falls_only_when_the_kl_has_settled():
-    rising = ControllerState(kl_coef=0.2, recent_kl=tuple(i / 5 for i in range(10)))
-    held = step_target(rising, 2.0, kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0)
+    rising = ControllerState(kl_coef=0.2, recent_kl=tuple(i / 5 for i in range(5)))
+    held = step_target(rising, 1.0, kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0)
     assert held.kl_coef == 0.2
     assert held.saturated
-    flat = ControllerState(kl_coef=0.2, recent_kl=(3.0,) * 9)
+    flat = ControllerState(kl_coef=0.2, recent_kl=(3.0,) * 4)
     young = step_target(
-        ControllerState(kl_coef=0.2, recent_kl=(3.0,) * 8), 3.0,
+        ControllerState(kl_coef=0.2, recent_kl=(3.0,) * 3), 3.0,
         kl_target=6.0, rate=0.1, coef_min=1e-4, coef_max=10.0,
     )  # fmt: skip
     assert young.kl_coef == 0.2

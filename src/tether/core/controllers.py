@@ -7,11 +7,11 @@ usable measurement nothing is steered, and the reason is returned.
 import math
 from dataclasses import dataclass, replace
 
-TREND_STEPS = 10
+TREND_STEPS = 5
 """Measurements that the KL's slope is read from."""
 STEPS_AHEAD = 5
-"""A rising KL is judged by where it will be in so many steps, so that β brakes in time."""
-SETTLED_RISE = 0.05
+"""The KL is judged by where its slope takes it in so many steps, so that β acts in time."""
+SETTLED_RISE = 0.025
 """A rise over those measurements below this share of the target counts as settled."""
 
 ROUNDING = 1e-3
@@ -65,13 +65,13 @@ def step_target(
     """Move log β by the relative error: the dual ascent of max E[r] subject to KL ≤ target.
 
         log β ← log β + rate · clip(error, −1, 1),   β in [coef_min, coef_max]
-        error = (KL + 5 · max(slope, 0))/target − 1
+        error = (KL + 5 · slope)/target − 1
 
-    The slope is that of the last measurements' least-squares line: a KL that is on its way up is
-    judged by where it will be, so that β brakes before the target is crossed.
+    The slope is that of the last five measurements' least-squares line: the KL answers to β with a
+    delay, so it is judged by where it will be, which damps the loop in both directions.
 
     Anti-wind-up: KL starts at 0 and climbs for a while whatever β is, so β is lowered only when the
-    last ten measurements have settled. Raising it is always allowed.
+    last measurements have settled. Raising it is always allowed.
 
     Args:
         state: the state before this batch.
@@ -88,7 +88,7 @@ def step_target(
         return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
     recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
     slope = _slope(recent)
-    error = (measured_kl + STEPS_AHEAD * max(slope, 0.0)) / kl_target - 1
+    error = (measured_kl + STEPS_AHEAD * slope) / kl_target - 1
     settled = len(recent) == TREND_STEPS and slope * TREND_STEPS < SETTLED_RISE * kl_target
     if error < 0 and not settled:
         note = "KL is still rising"
