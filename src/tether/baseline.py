@@ -162,7 +162,7 @@ def stored_baseline(run: Path, policy: Policy) -> Baseline:
 def first_controller(recipe: Recipe, baseline: Baseline, observer: Observer) -> ControllerState:
     """β for the first step: the given one, or the Gaussian rule from the reward's spread."""
     if recipe.kl.coef is not None:
-        return ControllerState(kl_coef=recipe.kl.coef)
+        return ControllerState(multiplier=recipe.kl.coef)
     proposed = initial_kl_coef(baseline.score_std, recipe.kl.target)
     observer.note(
         f"β₀ = {proposed:.3g} from the scores' standard deviation {baseline.score_std:.3g} over "
@@ -174,4 +174,4 @@ def first_controller(recipe: Recipe, baseline: Baseline, observer: Observer) -> 
             f"kl.coef: the rule gives {proposed:.3g}, outside [{low:g}, {high:g}]; give kl.coef, "
             "widen kl.coef_min and kl.coef_max, or rescale the reward"
         )
-    return ControllerState(kl_coef=proposed)
+    return ControllerState(multiplier=proposed)

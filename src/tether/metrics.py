@@ -44,9 +44,9 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "controller/kl_target": ("nats/response", "the target the controller steers to; null if none"),
     "controller/error": (
         "ratio",
-        "(KL + five steps of its slope)/target − 1 before clipping; null if nothing was steered",
+        "(KL + 4 · its last change)/target − 1, clipped to ±1; null if nothing was steered",
     ),
-    "controller/saturated": ("0 or 1", "1 where the error was clipped, β hit a bound or it held"),
+    "controller/saturated": ("0 or 1", "1 where the error was clipped, β met a bound or it held"),
     "rollout/response_tokens_mean": ("tokens", "mean response length, EOS included"),
     "rollout/eos_fraction": ("fraction", "responses that ended with EOS before the limit"),
     "rollout/entropy_nats_per_token": ("nats/token", "mean full-vocabulary entropy of the policy"),

@@ -108,7 +108,7 @@ def test_a_failed_conversion_leaves_nothing_behind(cache, monkeypatch):
 def test_the_folder_of_another_process_that_was_faster_is_kept(cache, monkeypatch):
     def lose_the_race(package: Path, folder: Path) -> None:
         (folder / "whose").write_text("ours")
-        winner = folder.with_name(f"glassllm-{pytest.__version__}")
+        winner = folder.with_name(f"glassllm-{pytest.__version__}-r1")
         winner.mkdir()
         (winner / "whose").write_text("theirs")
 
@@ -116,6 +116,14 @@ def test_the_folder_of_another_process_that_was_faster_is_kept(cache, monkeypatc
     found = Path(resolve_model(GLASSLLM))
     assert (found / "whose").read_text() == "theirs"
     assert list((cache / "models").iterdir()) == [found]
+
+
+def test_a_changed_conversion_does_not_take_the_folder_of_an_earlier_one(cache, monkeypatch):
+    _replace_conversion(monkeypatch, lambda package, folder: None)
+    earlier = resolve_model(GLASSLLM)
+    changed = dataclasses.replace(builtin._BUILTINS[GLASSLLM], revision=2)
+    monkeypatch.setitem(builtin._BUILTINS, GLASSLLM, changed)
+    assert resolve_model(GLASSLLM) != earlier
 
 
 def test_threads_that_ask_at_once_convert_once(cache, monkeypatch):
@@ -184,7 +192,7 @@ def test_glassllm_decodes_to_the_text_and_keeps_special_tokens_out_of_it(glass):
 @pytest.mark.slow
 @needs_smollm2
 @_needs("gguf", "gguf")
-def test_smollm2_answers_in_english_after_its_conversion(capfd):
+def test_smollm2_answers_in_english_after_its_conversion(cache, capfd):
     folder = resolve_model(SMOLLM2)
     assert capfd.readouterr() == ("", "")
     tokenizer = AutoTokenizer.from_pretrained(folder)

