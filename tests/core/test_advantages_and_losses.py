@@ -90,6 +90,17 @@ def test_clipped_loss_equals_the_loop_and_padding_carries_no_gradient(lengths, s
     assert (gradient[~mask] == 0).all()
 
 
+def test_padding_that_would_overflow_the_ratio_leaves_loss_and_gradient_alone():
+    logprobs = torch.tensor([[-1.0, 500.0]], requires_grad=True)
+    output = clipped_policy_loss(
+        logprobs, torch.tensor([[-1.0, -500.0]]), torch.tensor([[2.0, 0.0]]),
+        torch.tensor([[True, False]]), clip_epsilon=0.2, total_tokens=1,
+    )  # fmt: skip
+    output.loss.backward()
+    assert output.loss.item() == -2.0
+    assert logprobs.grad.tolist() == [[-2.0, 0.0]]
+
+
 def test_at_the_old_policy_ratio_is_one_nothing_is_clipped_and_both_signs_carry_gradient():
     new, _, mask = ragged(1, [3, 3], 3)
     advantages = torch.tensor([[1.0, -2.0, 0.5], [-1.0, 1.0, 3.0]], dtype=torch.float64)

@@ -229,6 +229,38 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_row_order():
             torch.testing.assert_close(other[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+def test_the_gradient_is_that_of_the_token_sum_over_the_minibatchs_token_count():
+    from tether.update import _accumulate
+
+    policy, critic = tiny_policy(), CriticConfig(coef=0.3)
+    data = data_for(policy)
+    lengths = data.rollout.response_mask.sum(dim=1)
+    assert len(set(lengths.tolist())) > 1
+    rows = lengths.argsort()[1:]
+    _accumulate(policy, data, rows, ppo=PPOConfig(), critic=critic, temperature=0.9)
+    found = {n: p.grad for n, p in policy.lm.named_parameters() if p.grad is not None}
+    value_slope = policy.value_head.net[-1].bias.grad
+    for parameter in [*policy.lm.parameters(), *policy.value_head.parameters()]:
+        parameter.grad = None
+    logprobs, values = forward(policy, data.rollout, rows, temperature=0.9, train_trunk=False)
+    total = sum(
+        -(logprob - old).exp() * advantage + 0.3 * 0.5 * (value - target) ** 2
+        for i, row in enumerate(rows.tolist())
+        for logprob, old, advantage, value, target in zip(
+            logprobs[i], data.rollout.old_logprobs[row], data.advantages[row], values[i],
+            data.returns[row], strict=True,
+        )
+        if advantage != 0  # whitening puts 0 on padding only
+    )  # fmt: skip
+    (total / sum(lengths[rows].tolist())).backward()
+    for name, gradient in found.items():
+        expected = dict(policy.lm.named_parameters())[name].grad
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        value_slope, policy.value_head.net[-1].bias.grad, rtol=1e-4, atol=1e-7
+    )
+
+
 def test_shared_layers_give_the_gradient_of_the_whole_model():
     shared, whole = tiny_policy(first_layer=2), tiny_policy(first_layer=2)
     object.__setattr__(whole, "shared_layers", 0)
