@@ -7,7 +7,7 @@ from tether.cli.schema import Option, options, section_docs
 
 _HEAD = """# Configuration
 
-Generated from `tether/config.py`. A recipe is a YAML file with these names, and every name is also
+Generated from `tether.config`. A recipe is a YAML file with these names, and every name is also
 a flag: `kl: {target: 6}` is `--kl.target 6`, and the flag wins. A name that is not here, or a value
 out of range, is an error before anything is loaded.
 """

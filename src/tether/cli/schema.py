@@ -131,7 +131,7 @@ def _shown(default: object) -> str:
 def _leaves(owner: type, prefix: str) -> Iterator[tuple[type, Any, str]]:
     """Every field that is no section, with its class and the path before it."""
     for item in fields(owner):
-        nested = isinstance(item.type, type) and item.type.__module__ == config.__name__
+        nested = isinstance(item.type, type) and item.type.__module__.startswith(config.__name__)
         if nested:
             yield from _leaves(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
         else:
@@ -154,9 +154,10 @@ def _option(owner: type, item: Any, prefix: str, docs: dict[tuple[str, str], str
 
 def _docstrings() -> dict[tuple[str, str], str]:
     """The string under each field of each class in `tether.config`."""
-    tree = ast.parse(inspect.getsource(config))
+    owners = [getattr(config, name) for name in config.__all__]
     found = {}
-    for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+    for owner in (ast.parse(inspect.getsource(item)).body[0] for item in owners):
+        assert isinstance(owner, ast.ClassDef)
         for item, text in zip(owner.body, owner.body[1:], strict=False):
             if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr):
                 if not isinstance(item.target, ast.Name) or not isinstance(
