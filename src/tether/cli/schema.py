@@ -10,7 +10,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
@@ -94,7 +94,7 @@ def options() -> dict[str, Option]:
 def section_docs() -> dict[str, str]:
     """What each section is about; '' is the recipe itself."""
     sections = {f.name: f.type for f in fields(Recipe) if isinstance(f.type, type)}
-    nested = {n: str(t.__doc__) for n, t in sections.items() if t.__module__ == config.__name__}
+    nested = {n: str(t.__doc__) for n, t in sections.items() if is_dataclass(t)}
     return {"": "The run itself."} | nested
 
 
@@ -131,9 +131,8 @@ def _shown(default: object) -> str:
 def _leaves(owner: type, prefix: str) -> Iterator[tuple[type, Any, str]]:
     """Every field that is no section, with its class and the path before it."""
     for item in fields(owner):
-        nested = isinstance(item.type, type) and item.type.__module__.startswith(config.__name__)
-        if nested:
-            yield from _leaves(item.type, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        if isinstance(item.type, type) and is_dataclass(item.type):
+            yield from _leaves(item.type, f"{prefix}{item.name}.")
         else:
             yield owner, item, prefix
 
