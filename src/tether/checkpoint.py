@@ -52,12 +52,22 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer, names: list[str]) -> dic
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, names: list[str], state: dict[str, Tensor]
 ) -> None:
-    """Put back what `flatten_optimizer` took."""
+    """Put back what `flatten_optimizer` took.
+
+    Raises:
+        CheckpointError: some parameters have a state and others have none.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    stated = {key.split("|")[0] for key in state}
+    if stated and stated != set(names):
+        missing = sorted(set(names) - stated)[:1]
+        raise CheckpointError(f"--resume: the optimiser's state of {missing} is missing")
     for name, parameter in zip(names, parameters, strict=True):
         entries = {k.split("|")[1]: v for k, v in state.items() if k.split("|")[0] == name}
-        if entries:
-            optimizer.state[parameter] = entries  # type: ignore[index]
+        for key, value in entries.items():
+            # AdamW counts its steps on the CPU; its moments live with the parameter
+            place = value.device if key == "step" else parameter.device
+            optimizer.state[parameter][key] = value.to(place)
 
 
 def save_checkpoint(

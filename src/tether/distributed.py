@@ -13,13 +13,13 @@ from tether.errors import ConfigError
 
 
 def set_threads(threads: int) -> int:
-    """Use this many CPU threads (0: the physical cores) and return the number in force."""
-    chosen = threads or physical_cores()
+    """Use this many CPU threads (0: the available cores) and return the number in force."""
+    chosen = threads or available_cores()
     torch.set_num_threads(chosen)
     return chosen
 
 
-def physical_cores() -> int:
+def available_cores() -> int:
     """Cores this process may use; more threads than that make every product slower."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

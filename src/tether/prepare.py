@@ -15,6 +15,7 @@ from tether.baseline import Baseline, measure_baseline, store_baseline, stored_b
 from tether.config import Recipe
 from tether.data.judgements import Judgements, load_judgements
 from tether.data.prompts import PromptSet, load_prompts, prompt_batch, render_messages
+from tether.data.splits import derived_seed
 from tether.distributed import choose_device, set_threads
 from tether.fit import fit_reward_model, pair_accuracy
 from tether.models.load import Base, Policy, load_base, make_policy
@@ -64,7 +65,10 @@ def prepare(
     prompts = load_prompts(recipe.prompts, base.tokenizer, recipe.seed)
     functions = tuple((name, load_function(name)) for name in recipe.reward.function)
     model, adapter_weights, judge = reward_and_judge(recipe, base, run, observer, resume=resume)
-    policy = make_policy(base, recipe.model, value_units=recipe.critic.hidden_units)
+    policy = make_policy(
+        base, recipe.model, value_units=recipe.critic.hidden_units,
+        seed=derived_seed(recipe.seed, "policy"),
+    )  # fmt: skip
     if model is not None:
         model = attach_reward_adapter(model, base, policy.adapter, adapter_weights)
     terms = (model is not None) + len(functions)

@@ -57,7 +57,6 @@ def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False
     began = time.monotonic()
     threads = set_threads(recipe.threads)
     device = choose_device(recipe.device)
-    torch.manual_seed(recipe.seed)  # initial weights of adapters and heads
     ready = prepare(recipe, run, observer, device=device, resume=resume)
     optimizer = make_optimizer(ready.policy, recipe.ppo, recipe.critic)
     if resume:
@@ -90,6 +89,7 @@ def _one_step(
 ) -> ControllerState:
     """Train one step, check held-out prompts when due, and write everything down."""
     recipe, began = ready.recipe, time.monotonic()
+    before = controller.note
     controller, row = train_step(ready, optimizer, controller, step=step)
     per_step = recipe.prompts.per_step * recipe.generation.responses_per_prompt
     row = {"step": step, "responses": step * per_step} | row
@@ -103,7 +103,7 @@ def _one_step(
     check_row(row)
     append_jsonl(run / "metrics.jsonl", [row])
     append_jsonl(run / "ledger.jsonl", [_ledger(ready, row)])
-    if controller.note and controller.error is None:
+    if controller.note not in ("", before):
         observer.note(controller.note)
     observer.step(row, recipe.steps)
     return controller

@@ -4,6 +4,7 @@ Everything goes to stderr. Text that came from a model or a file is shown as tex
 markup, and control characters are spelled out.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -194,13 +195,37 @@ def side_by_side(
     )  # fmt: skip
 
 
+class _Notes(logging.Handler):
+    """Shows what the library logs (rows left out, a model being converted) as notes."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(logging.INFO)
+        self.observer = observer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        self.observer.note(record.getMessage())
+
+
+@contextmanager
+def _noting(observer: Observer) -> Iterator[Observer]:
+    log, handler = logging.getLogger("tether"), _Notes(observer)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield observer
+    finally:
+        log.removeHandler(handler)
+
+
 @contextmanager
 def display() -> Iterator[Observer]:
-    """The display that suits stderr."""
+    """The display that suits stderr; what the library logs appears in it."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield PlainDisplay(console)
+        with _noting(PlainDisplay(console)) as observer:
+            yield observer
         return
     shown = LiveDisplay(console)
-    with shown.live:
-        yield shown
+    with shown.live, _noting(shown) as observer:
+        yield observer

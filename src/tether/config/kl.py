@@ -19,7 +19,7 @@ class KLConfig:
     coef: float | None = None
     """β, reward per nat; with controller target the start value (none: computed from the target)."""
     rate: float = 0.2
-    """Largest change of log β in one step of the target controller."""
+    """Largest change of the multiplier's logarithm in one step; the brake comes on top (theory page)."""
     coef_min: float = 1e-4
     """Lower bound of β for the target controller; reaching it is logged."""
     coef_max: float = 10.0

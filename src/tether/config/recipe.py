@@ -20,7 +20,7 @@ class Recipe:
     seed: int = 0
     """Seed of data order and sampling; every random number follows from it and the step."""
     threads: int = 0
-    """CPU threads; 0 = as many as physical cores."""
+    """CPU threads; 0 = as many as cores that the process may use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto takes cuda where there is one."""
     checkpoint_every: int = 10

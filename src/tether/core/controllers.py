@@ -30,7 +30,7 @@ class ControllerState:
         recent_kl: the last measurements, nats per response, newest last.
         error: relative error that β was moved by; None when nothing was steered.
         saturated: True where the last step was clipped, held or met a bound.
-        note: why β did not move as the error asks; empty otherwise.
+        note: what a person should know, a bound that is met or a KL that cannot be; else empty.
     """
 
     multiplier: float
@@ -106,11 +106,10 @@ def step_target(
     brake = math.exp(BRAKE * max(error, 0.0))
     bounded = min(brake, coef_max / multiplier)
     at_bound = multiplier != proposed or bounded != brake
-    note = f"β is at its bound {multiplier * bounded:g}" if at_bound else ""
     return ControllerState(
         multiplier=multiplier, brake=bounded, recent_kl=recent, error=error,
         saturated=held or at_bound or error != ahead,
-        note="KL is still rising" if held else note,
+        note=f"β is at its bound {multiplier * bounded:g}" if at_bound else "",
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ class LedgerRow:
         step: training step.
         nats: exact KL(π‖π_ref) now, nats per response.
         reward_gained: mean score minus the reference's mean score, reward units.
-        heldout_gained: the same by the held-out judge at its last check, judge units.
+        heldout_gained: the same by the held-out judge, its units; None between checks.
         reward_per_nat: reward_gained / nats; None at 0 nats.
         shadow_price: β, what the last nat has to earn at the optimum, reward per nat.
     """

@@ -5,7 +5,6 @@ is a frozen copy. Nothing here trains.
 """
 
 import copy
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ from tether.errors import ConfigError
 from tether.models.builtin import resolve_model
 from tether.models.heads import ValueHead
 from tether.models.trunk import decoder_layers, final_hidden, keeping
-
-log = logging.getLogger(__name__)
 
 POLICY_ADAPTER = "default"
 
@@ -184,10 +181,11 @@ def check_parts(base: Base) -> None:
             )
 
 
-def make_policy(base: Base, config: ModelConfig, *, value_units: int) -> Policy:
+def make_policy(base: Base, config: ModelConfig, *, value_units: int, seed: int = 0) -> Policy:
     """Turn a base into a policy: add the adapter (or copy the base) and a value head.
 
-    At the start the policy equals the reference exactly: LoRA's second factor is 0.
+    At the start the policy equals the reference exactly: LoRA's second factor is 0. Initial
+    weights follow from the seed alone, whatever was drawn before.
 
     Raises:
         ConfigError: `model.lora_first_layer` is not a layer of the model.
@@ -197,6 +195,12 @@ def make_policy(base: Base, config: ModelConfig, *, value_units: int) -> Policy:
             f"model.lora_first_layer: got {config.lora_first_layer}; {base.name} has layers "
             f"0 to {base.layer_count - 1}"
         )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _make_policy(base, config, value_units)
+
+
+def _make_policy(base: Base, config: ModelConfig, value_units: int) -> Policy:
     value_head = ValueHead(base.hidden_size, value_units).to(base.device)
     if config.trainable == "full":
         frozen = copy.deepcopy(base.lm)

@@ -177,8 +177,9 @@ def new_head(base: Base, *, layer: int, hidden_units: int, seed: int) -> RewardH
             f"reward.layer: got {layer}; {base.name} has {base.layer_count} layers, "
             f"use 1 to {base.layer_count}"
         )
-    torch.manual_seed(seed)
-    return RewardHead(base.hidden_size, hidden_units).to(base.device)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return RewardHead(base.hidden_size, hidden_units).to(base.device)
 
 
 def save_reward_model(model: RewardModel, folder: Path) -> None:
