@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import tiny_llama  # type: ignore[attr-defined]
+from conftest import tiny_llama
 
 from tether.errors import ConfigError
 from tether.exact import enumerate as exact
