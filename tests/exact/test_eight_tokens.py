@@ -109,7 +109,10 @@ def test_a_chain_and_the_enumeration_of_a_short_language_agree():
     torch.testing.assert_close(by_tree.point.reward, by_step.point.reward, rtol=0, atol=1e-11)
     torch.testing.assert_close(by_tree.point.kl, by_step.point.kl, rtol=0, atol=1e-11)
     torch.testing.assert_close(
-        exact.entropy(by_tree.policy, tree), markov.entropy(by_step.policy, start=0), rtol=0, atol=1e-11
+        exact.entropy(by_tree.policy, tree),
+        markov.entropy(by_step.policy, start=0),
+        rtol=0,
+        atol=1e-11,
     )
     steps = torch.arange(4).expand(len(tree.tokens), -1)
     before = torch.cat([torch.zeros_like(steps[:, :1]), tree.tokens[:, :-1]], 1)

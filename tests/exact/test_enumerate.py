@@ -23,7 +23,9 @@ def responses(vocab: int, length: int, eos: int | None) -> list[tuple[int, ...]]
     return found
 
 
-@pytest.mark.parametrize(("vocab", "length", "eos"), [(3, 4, 2), (3, 4, None), (4, 1, None), (4, 3, 1)])
+@pytest.mark.parametrize(
+    ("vocab", "length", "eos"), [(3, 4, 2), (3, 4, None), (4, 1, None), (4, 3, 1)]
+)
 def test_the_tree_lists_every_response_once_breadth_first(vocab, length, eos):
     tree = grow_tree(vocab_size=vocab, length=length, eos=eos)
     got = [tuple(row[m].tolist()) for row, m in zip(tree.tokens, tree.mask, strict=True)]

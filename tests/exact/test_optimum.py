@@ -36,7 +36,9 @@ OPTIMA = {  # β: V*(start) = J*, E r, KL
 
 @pytest.fixture
 def solve(toy_two):
-    return lambda coef: optimum(toy_two.reference, toy_two.rewards, toy_two.tree, kl_coef=coef).point
+    return lambda coef: (
+        optimum(toy_two.reference, toy_two.rewards, toy_two.tree, kl_coef=coef).point
+    )
 
 
 def solved(toy, kl_coef):
@@ -218,7 +220,9 @@ def test_realignment_is_exact_on_responses_and_off_by_a_known_kl_on_tokens(toy_t
     torch.testing.assert_close(mixed.exp(), target.exp(), rtol=0, atol=1e-12)
     error = exact.kl(realigned(first.policy, q, scale=scale), wanted.policy, tree).item()
     # 0.0255 at λ = 4 and 0.0150 at 2 are printed to three digits
-    torch.testing.assert_close(error, REALIGNED[scale], rtol=0, atol=5.1e-6 if scale < 1 else 5.1e-5)
+    torch.testing.assert_close(
+        error, REALIGNED[scale], rtol=0, atol=5.1e-6 if scale < 1 else 5.1e-5
+    )
 
 
 def test_realignment_undershoots_the_kl_above_one_and_overshoots_below(toy_two):

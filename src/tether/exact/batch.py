@@ -27,6 +27,8 @@ class Batch:
         kl: full-vocabulary KL(π‖π_ref) at each position, differentiable.
         mask: True on real tokens.
         weights: probability of each response under the sampling policy; constant.
+        scores: reward of each response; zeros where the KL alone is looked at.
+        kl_coef: β, reward per nat.
     """
 
     logprobs: Float[Tensor, "sequences response"]
@@ -35,6 +37,8 @@ class Batch:
     kl: Float[Tensor, "sequences response"]
     mask: Bool[Tensor, "sequences response"]
     weights: Float[Tensor, " sequences"]
+    scores: Float[Tensor, " sequences"]
+    kl_coef: float
 
     @property
     def log_ratio(self) -> Float[Tensor, "sequences response"]:
@@ -48,15 +52,19 @@ class Batch:
 
     def only(self, row: int) -> "Batch":
         """The same batch as if response `row` alone had been sampled."""
-        return replace(self, weights=torch.zeros_like(self.weights).index_fill(0, _at(row), 1.0))
-
-
-def _at(row: int) -> Tensor:
-    return torch.tensor([row])
+        return replace(
+            self, weights=torch.zeros_like(self.weights).index_fill(0, torch.tensor([row]), 1.0)
+        )
 
 
 def every_response(
-    logits: Float[Tensor, "prefixes vocab"], sampler: Table, reference: Table, tree: Tree
+    logits: Float[Tensor, "prefixes vocab"],
+    sampler: Table,
+    reference: Table,
+    tree: Tree,
+    *,
+    scores: Float[Tensor, " sequences"] | None = None,
+    kl_coef: float = 1.0,
 ) -> Batch:
     """Lay out all responses.
 
@@ -65,6 +73,8 @@ def every_response(
         sampler: the policy that sampled; the policy itself when on-policy.
         reference: the reference.
         tree: the language.
+        scores: reward of each response; None for zeros.
+        kl_coef: β, reward per nat.
     """
     policy = log_softmax(logits, 1.0)
     old = gather(sampler.detach(), tree)
@@ -75,4 +85,6 @@ def every_response(
         kl=gather_states(full_kl(logits, reference), tree),
         mask=tree.mask,
         weights=old.sum(dim=1).exp(),
+        scores=torch.zeros_like(old[:, 0]) if scores is None else scores,
+        kl_coef=kl_coef,
     )

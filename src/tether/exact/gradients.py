@@ -1,242 +1,25 @@
-"""Which gradient a placement of the KL has: every response, weighted by its exact probability.
+"""Which gradient a placement of the KL has, and where training with it ends, exactly.
 
-A row is a name and a loss of a `Batch`. Rewards go through production shaping, GAE and clipped
-loss; penalties in the loss through the production estimators. The placements that tether refuses
-are made here only, to show what they would do.
+The production functions run on all responses at once, each weighted by its exact probability; the
+result stands beside the gradient of the exact sequence KL.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tether.core.advantages import gae
-from tether.core.kl import k1, k2, k3
-from tether.core.losses import clipped_policy_loss
-from tether.core.masking import token_sum_over
-from tether.core.shaping import shape_rewards
-from tether.exact.batch import Batch, every_response
-from tether.exact.enumerate import Table
+from tether.exact.batch import every_response
+from tether.exact.enumerate import Table, visits
 from tether.exact.enumerate import kl as sequence_kl
+from tether.exact.placements import Loss, Placement
 from tether.exact.tree import Tree
 
-NO_CLIP = 1e9
-"""A clip range that never binds."""
-
-Loss = Callable[[Batch], Float[Tensor, ""]]
-Estimator = Callable[[Float[Tensor, "*batch"]], Float[Tensor, "*batch"]]
-Tokens = Float[Tensor, "sequences response"]
-
-
-def to_go(values: Tokens, batch: Batch, *, gamma: float = 1.0) -> Tokens:
-    """Discounted sum of this and later columns, by production GAE without a value function."""
-    blank = torch.zeros_like(values)
-    return gae(values, blank, batch.mask, gamma=gamma, gae_lambda=1.0).advantages
-
-
-def weighted_sum(values: Tokens, batch: Batch) -> Float[Tensor, ""]:
-    """Expected sum over real tokens, through the production reduction."""
-    return token_sum_over(values * batch.weights[:, None], batch.mask, 1)
-
-
-def surrogate(
-    batch: Batch, advantages: Tokens, *, clip_epsilon: float = NO_CLIP
-) -> Float[Tensor, ""]:
-    """The production policy loss; min and clip are linear in a positive weight."""
-    weighted = advantages.detach() * batch.weights[:, None]
-    return clipped_policy_loss(
-        batch.logprobs, batch.old_logprobs, weighted, batch.mask,
-        clip_epsilon=clip_epsilon, total_tokens=1,
-    ).loss  # fmt: skip
-
-
-def in_reward(estimator: Estimator, *, gamma: float = 1.0) -> Loss:
-    """A detached estimator charged per token, as reward to go."""
-
-    def loss(batch: Batch) -> Float[Tensor, ""]:
-        charge = estimator(batch.log_ratio.detach())
-        return surrogate(batch, to_go(-charge, batch, gamma=gamma))
-
-    return loss
-
-
-def shaped(batch: Batch, logprobs: Tokens) -> Tokens:
-    """Production rewards for a score of 0 and β = 1."""
-    scores = torch.zeros_like(batch.weights)
-    return shape_rewards(
-        scores, logprobs.detach(), batch.ref_logprobs, batch.mask, kl_coef=1.0
-    )
-
-
-def shipped(*, gamma: float = 1.0, clip_epsilon: float = NO_CLIP) -> Loss:
-    """What tether trains with: k1 of the sampling policy in the reward, shaped in production."""
-
-    def loss(batch: Batch) -> Float[Tensor, ""]:
-        rewards = shaped(batch, batch.old_logprobs)
-        return surrogate(
-            batch, to_go(rewards, batch, gamma=gamma), clip_epsilon=clip_epsilon
-        )
-
-    return loss
-
-
-def whole_response(batch: Batch) -> Float[Tensor, ""]:
-    """k1 of the whole response on each of its tokens, as in RLOO."""
-    total = shaped(batch, batch.logprobs).sum(dim=1, keepdim=True)
-    return surrogate(batch, total.expand_as(batch.logprobs))
-
-
-def divided_by_length(batch: Batch) -> Float[Tensor, ""]:
-    """k1 in the reward, each response's loss divided by its length."""
-    share = batch.mask.to(batch.logprobs).mean(dim=1, keepdim=True) * batch.mask.shape[1]
-    return surrogate(batch, to_go(shaped(batch, batch.logprobs), batch) / share)
-
-
-def in_loss(estimator: Estimator) -> Loss:
-    """An estimator differentiated, token by token."""
-    return lambda batch: weighted_sum(estimator(batch.log_ratio), batch)
-
-
-def in_loss_of_responses(estimator: Estimator) -> Loss:
-    """An estimator of the response's log-ratio, differentiated."""
-
-    def loss(batch: Batch) -> Float[Tensor, ""]:
-        log_ratio = torch.where(batch.mask, batch.log_ratio, 0.0).sum(dim=1)
-        return (batch.weights * estimator(log_ratio)).sum()
-
-    return loss
-
-
-def ratio_times(estimator: Estimator) -> Loss:
-    """π/π_old, differentiated, times the differentiated estimator; DeepSeek-V3.2 with k3."""
-    return lambda batch: weighted_sum(batch.importance * estimator(batch.log_ratio), batch)
-
-
-def constant_ratio_times(estimator: Estimator) -> Loss:
-    """π/π_old as a constant weight on the differentiated estimator."""
-    return lambda batch: weighted_sum(
-        batch.importance.detach() * estimator(batch.log_ratio), batch
-    )
-
-
-def full_in_loss(batch: Batch) -> Float[Tensor, ""]:
-    """Full-vocabulary KL at the sampled states, differentiated."""
-    return weighted_sum(batch.kl, batch)
-
-
-def full_in_loss_reweighted(batch: Batch) -> Float[Tensor, ""]:
-    """The same, each state weighted by π/π_old of the tokens before it."""
-    return weighted_sum(_before(batch).detach() * batch.kl, batch)
-
-
-def _later(batch: Batch) -> Tokens:
-    """Σ_{u>t} KL_u, constant."""
-    kl = batch.kl.detach()
-    return to_go(kl, batch) - kl
-
-
-def full_in_reward(batch: Batch) -> Float[Tensor, ""]:
-    """Full-vocabulary KL as a reward without its direct term: a baseline for its own token."""
-    return surrogate(batch, -to_go(batch.kl.detach(), batch))
-
-
-def exact_placement(batch: Batch) -> Float[Tensor, ""]:
-    """`kl.placement: exact`: KLₜ differentiated, later KL as a charge."""
-    return full_in_loss(batch) + surrogate(batch, -_later(batch))
-
-
-def exact_without_causality(batch: Batch) -> Float[Tensor, ""]:
-    """KLₜ differentiated, and the whole response's KL as a charge on each token."""
-    whole = batch.kl.detach().sum(dim=1, keepdim=True).expand_as(batch.kl)
-    return full_in_loss(batch) + surrogate(batch, -whole)
-
-
-def own_log_ratio_later_full(batch: Batch) -> Float[Tensor, ""]:
-    """lₜ + Σ_{u>t} KL_u as a charge, nothing differentiated but the score."""
-    return surrogate(batch, -(batch.log_ratio.detach() + _later(batch)))
-
-
-def _before(batch: Batch) -> Tokens:
-    """π/π_old of all tokens before each one."""
-    gap = torch.where(batch.mask, batch.logprobs - batch.old_logprobs, 0.0)
-    return (gap.cumsum(dim=1) - gap).exp()
-
-
-def live(weight: Callable[[Batch], Tokens]) -> Loss:
-    """k1 of the current policy to go, times a constant weight, times the score."""
-
-    def loss(batch: Batch) -> Float[Tensor, ""]:
-        charge = -to_go(shaped(batch, batch.logprobs), batch)
-        return weighted_sum(weight(batch).detach() * charge * batch.logprobs, batch)
-
-    return loss
-
-
-def response_weight(batch: Batch) -> Tokens:
-    """π/π_old of the whole response."""
-    last = (_before(batch) * batch.importance)[:, -1:]
-    return last.expand_as(batch.logprobs)
-
-
-def per_decision(batch: Batch) -> Float[Tensor, ""]:
-    """Each charge l_u weighted by π/π_old of the tokens up to it, to go, times the score."""
-    up_to = (_before(batch) * batch.importance).detach()
-    charge = -to_go(up_to * shaped(batch, batch.logprobs), batch)
-    return weighted_sum(charge * batch.logprobs, batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """One way to put the KL into training.
-
-    Attributes:
-        name: estimator and place.
-        loss: its loss on a batch.
-        trains: `kl.placement` of the recipe that does this; empty where tether refuses it.
-    """
-
-    name: str
-    loss: Loss
-    trains: str = ""
-
-
-PLACEMENTS = tuple(
-    Placement(name=name, loss=loss, trains=trains)
-    for name, loss, trains in (
-        ("k1 in reward", shipped(), "reward"),
-        ("k1 in reward, whole response", whole_response, ""),
-        ("k1 in reward, gamma 0.95", shipped(gamma=0.95), ""),
-        ("k1 in reward, gamma 0.5", shipped(gamma=0.5), ""),
-        ("k1 in reward, gamma 0", shipped(gamma=0.0), ""),
-        ("k1 in reward, 1/length", divided_by_length, ""),
-        ("k2 in reward", in_reward(k2), ""),
-        ("k3 in reward", in_reward(k3), ""),
-        ("|k1| in reward", in_reward(torch.abs), ""),
-        ("full KL in reward", full_in_reward, ""),
-        ("k1 in loss", in_loss(k1), ""),
-        ("k2 in loss", in_loss(k2), "token_loss"),
-        ("k3 in loss", in_loss(k3), ""),
-        ("k2 in loss, response", in_loss_of_responses(k2), ""),
-        ("k3 in loss, response", in_loss_of_responses(k3), ""),
-        ("full KL in loss", full_in_loss, ""),
-        ("full KL in loss, prefix ratio", full_in_loss_reweighted, ""),
-        ("ratio k1", ratio_times(k1), ""),
-        ("ratio k2", ratio_times(k2), ""),
-        ("ratio k3", ratio_times(k3), ""),
-        ("constant ratio k2", constant_ratio_times(k2), ""),
-        ("constant ratio k3", constant_ratio_times(k3), ""),
-        ("full KL in loss and later KL in reward", exact_placement, "exact"),
-        ("full KL in loss and whole KL in reward", exact_without_causality, ""),
-        ("k1 and later KL in reward", own_log_ratio_later_full, ""),
-        ("live k1, response ratio", live(response_weight), ""),
-        ("live k1, ratio per decision", per_decision, ""),
-        ("live k1, token ratio", live(lambda batch: batch.importance), ""),
-        ("live k1, token ratio at most 1", live(lambda batch: batch.importance.clamp(max=1)), ""),
-    )
-)
-"""Every placement by name."""
+TINY = 1e-30
+"""A choice less likely than this is not moved any more."""
+LONGEST_STEP = 5.0
+"""Largest change of a logit in one step, so that a collapse stays finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +57,8 @@ def expected_gradient(
     tree: Tree,
     *,
     sampler: Table | None = None,
+    scores: Float[Tensor, " sequences"] | None = None,
+    kl_coef: float = 1.0,
     row: int | None = None,
 ) -> Float[Tensor, "prefixes vocab"]:
     """Expected gradient of a loss in the policy's logits.
@@ -284,11 +69,13 @@ def expected_gradient(
         reference: the reference.
         tree: the language.
         sampler: the policy that sampled; None for the policy itself.
+        scores: reward of each response; None for the gradient of the KL alone.
+        kl_coef: β, reward per nat.
         row: one response's gradient instead of the expectation.
     """
     leaf = logits.detach().requires_grad_()
     old = logits.log_softmax(dim=-1) if sampler is None else sampler
-    batch = every_response(leaf, old, reference, tree)
+    batch = every_response(leaf, old, reference, tree, scores=scores, kl_coef=kl_coef)
     value = loss(batch if row is None else batch.only(row))
     return torch.autograd.grad(value, leaf)[0]
 
@@ -304,9 +91,7 @@ def gradient_row(
     """Measure one placement, on-policy or with responses of another policy."""
 
     def gradient(row: int | None = None) -> Tensor:
-        return expected_gradient(
-            placement.loss, logits, reference, tree, sampler=sampler, row=row
-        )
+        return expected_gradient(placement.loss, logits, reference, tree, sampler=sampler, row=row)
 
     exact, mean = exact_gradient(logits, reference, tree), gradient()
     old = logits.log_softmax(dim=-1) if sampler is None else sampler
@@ -321,3 +106,37 @@ def gradient_row(
         cosine=((mean * exact).sum() / product).item() if product > 1e-12 else 0.0,
         variance=(weights * spread).sum().item(),
     )
+
+
+def fixed_point(
+    loss: Loss,
+    reference: Table,
+    scores: Float[Tensor, " sequences"],
+    tree: Tree,
+    *,
+    kl_coef: float,
+    steps: int = 300,
+    rate: float = 0.3,
+) -> Table:
+    """Where training from the reference ends when every gradient is its expectation.
+
+    Steps are natural-gradient steps, θ ← θ − rate · gradient / (P(s) π(a|s)): they change how fast
+    a fixed point is reached, not where it is.
+
+    Args:
+        loss: of a batch, reward and KL together.
+        reference: start and reference.
+        scores: reward of each response.
+        tree: the language.
+        kl_coef: β, reward per nat.
+        steps: of gradient descent.
+        rate: of the steps; small enough for the stiffest placement at usual β.
+    """
+    logits = reference.clone()
+    for _ in range(steps):
+        slope = expected_gradient(loss, logits, reference, tree, scores=scores, kl_coef=kl_coef)
+        policy = logits.log_softmax(dim=-1)
+        chance = visits(policy, tree)[:, None] * policy.exp()
+        steepest = torch.where(chance > TINY, slope / chance, 0.0)
+        logits = policy - (rate * steepest).clamp(-LONGEST_STEP, LONGEST_STEP)
+    return logits.log_softmax(dim=-1)
