@@ -94,3 +94,19 @@ def tiny_prompts() -> PromptBatch:
 @pytest.fixture
 def prompts() -> PromptBatch:
     return tiny_prompts()
+
+
+@pytest.fixture(scope="session")
+def toy_one():
+    """One choice among four: see tests/exact/toys.py."""
+    from toys import toy_one
+
+    return toy_one()
+
+
+@pytest.fixture(scope="session")
+def toy_two():
+    """Two letters and EOS, at most four tokens."""
+    from toys import toy_two
+
+    return toy_two()

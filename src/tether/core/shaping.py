@@ -41,5 +41,5 @@ def shape_rewards(
     columns = torch.arange(response_mask.shape[1], device=response_mask.device)
     last = torch.where(response_mask, columns, -1).amax(dim=1)
     return rewards.index_put(
-        (torch.arange(len(scores), device=scores.device), last), scores, accumulate=True
+        (torch.arange(len(scores), device=scores.device), last), scores.to(rewards), accumulate=True
     )

@@ -139,9 +139,10 @@ def _empty_columns(
 ) -> _Columns:
     """Allocate the columns; padding holds the pad id and zeros."""
     options = {"device": base.device, "dtype": base.lm.dtype}
+    precise = torch.promote_types(base.lm.dtype, torch.float32)  # as core.logprobs computes them
     return _Columns(
         tokens=torch.full((batch, limit), base.pad_token, device=base.device),
-        logprobs=torch.zeros(batch, limit, device=base.device),
+        logprobs=torch.zeros(batch, limit, device=base.device, dtype=precise),
         policy_hidden=torch.zeros(batch, limit, base.hidden_size, **options),
         layer_hidden={
             d: torch.zeros(batch, prompt + limit, base.hidden_size, **options) for d in keep
@@ -182,7 +183,7 @@ def _sample_rows(
         logprobs = log_softmax(head(hidden), temperature)
         drawn = inverse_cdf(logprobs, uniform[rows, t])
         columns.tokens[rows, t] = drawn
-        columns.logprobs[rows, t] = logprobs.gather(-1, drawn[:, None]).squeeze(-1).float()
+        columns.logprobs[rows, t] = logprobs.gather(-1, drawn[:, None]).squeeze(-1)
         columns.policy_hidden[rows, t] = hidden
         going = ~torch.isin(drawn, base.eos_tokens)
         columns.lengths[rows[~going]] = t + 1

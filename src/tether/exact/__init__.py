@@ -1,0 +1,1 @@
+"""Ground truth for small languages: everything a run estimates, summed over all responses."""
