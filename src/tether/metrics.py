@@ -22,7 +22,10 @@ REGISTRY: dict[str, tuple[str, str]] = {
         "nats/response",
         "exact KL(π‖π_ref): full-vocabulary KL summed along each sampled response, averaged",
     ),
-    "kl/ref_standard_error": ("nats/response", "standard error of kl/ref_nats_per_response"),
+    "kl/ref_standard_error": (
+        "nats/response",
+        "standard error of kl/ref_nats_per_response; null for one response",
+    ),
     "kl/ref_nats_per_token": ("nats/token", "exact KL divided by the number of response tokens"),
     "kl/k1_nats_per_response": (
         "nats/response",
@@ -34,11 +37,11 @@ REGISTRY: dict[str, tuple[str, str]] = {
     ),
     "kl/sampler_bias_z": (
         "standard errors",
-        "mean(k3 − k1) over tokens in its standard errors; beyond 4 the sampler is not the policy",
+        "mean(k3 − k1) over its standard error; beyond 4 the sampler is not π; null without spread",
     ),
     "kl/surprisal_gap_z": (
         "standard errors",
-        "mean(−log π(token) − entropy) in its standard errors; beyond 4 the sampler is not π",
+        "mean(−log π(token) − entropy) over its error; beyond 4 not from π; null without spread",
     ),
     "controller/kl_coef": ("reward/nat", "β used in this step"),
     "controller/kl_target": ("nats/response", "the target the controller steers to; null if none"),

@@ -105,8 +105,11 @@ def test_a_run_leaves_everything_its_folder_promises(recipe, tmp_path):
     rows = read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert all(set(row) <= set(REGISTRY) for row in rows)
-    for phase in ("generate_s", "reference_s", "score_s", "update_s", "step_s"):
-        assert all(row[f"time/{phase}"] >= 0 for row in rows)
+    phases = ("generate_s", "reference_s", "score_s", "update_s")
+    for row in rows:
+        parts = [row[f"time/{phase}"] for phase in phases]
+        assert min(parts) > 0
+        assert sum(parts) <= row["time/step_s"]
     assert all(row["memory/peak_mib"] > 0 for row in rows)
     assert len(read_jsonl(run / "samples.jsonl")) == 2 * 5
     assert set(result) >= {"run", "steps", "seconds", "reward_gain", "heldout_gain", "heldout_interval",
@@ -125,10 +128,27 @@ def test_the_adapter_loads_with_plain_peft_and_gives_the_trained_policy(recipe, 
     plain = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter")
     assert (plain(tokens).logits - before).abs().max() > 1e-4
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-000004" / "weights.safetensors")
-    for name, tensor in plain.state_dict().items():
-        key = name.removeprefix("base_model.model.")
-        if key in saved:
-            assert torch.equal(tensor, saved[key])
+    loaded = {n.removeprefix("base_model.model."): t for n, t in plain.state_dict().items()}
+    adapters = {name: tensor for name, tensor in saved.items() if "lora_" in name}
+    assert adapters.keys() == {name for name in loaded if "lora_" in name}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in adapters.items())
+
+
+def test_the_seed_decides_initial_weights_also_beside_a_given_reward_model(recipe):
+    from tether.config import ModelConfig
+    from tether.models.load import load_base, make_policy
+    from tether.models.reward_model import new_head
+
+    def first_weights(seed: int, draw_before: bool) -> torch.Tensor:
+        base = load_base(recipe.model, device=torch.device("cpu"))
+        if draw_before:
+            new_head(base, layer=1, hidden_units=4, seed=0)
+        policy = make_policy(base, ModelConfig(name="tiny"), value_units=4, seed=seed)
+        weights = dict(policy.lm.named_parameters())
+        return next(w for n, w in weights.items() if "lora_A" in n)
+
+    assert torch.equal(first_weights(1, draw_before=True), first_weights(1, draw_before=False))
+    assert not torch.equal(first_weights(1, draw_before=True), first_weights(2, draw_before=True))
 
 
 @pytest.mark.parametrize("when", [1, 3])

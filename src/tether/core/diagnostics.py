@@ -13,21 +13,21 @@ from tether.core.masking import masked_row_sum, masked_variance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean with its standard error."""
+    """A mean with its standard error, None for a single value."""
 
     mean: float
-    standard_error: float
+    standard_error: float | None
 
     @property
-    def z(self) -> float:
-        """The mean in standard errors; 0 when every value is 0."""
-        return self.mean / self.standard_error if self.standard_error > 0 else 0.0
+    def z(self) -> float | None:
+        """The mean in standard errors; None where all values are equal and so have no spread."""
+        return self.mean / self.standard_error if self.standard_error else None
 
 
 def mean_with_error(values: Float[Tensor, " count"]) -> Mean:
-    """Mean and standard error of independent values; the error of a single value is 0."""
+    """Mean and standard error of independent values."""
     count = values.numel()
-    error = values.double().std().item() / math.sqrt(count) if count > 1 else 0.0
+    error = values.double().std().item() / math.sqrt(count) if count > 1 else None
     return Mean(mean=values.double().mean().item(), standard_error=error)
 
 

@@ -83,6 +83,7 @@ def _judge_metrics(policy: Answers, reference: Answers) -> dict[str, float]:
     unit = ref_judged.std()
     difference = judged - ref_judged
     gain = mean_with_error(difference / unit)
+    assert gain.standard_error is not None  # prompts.heldout is 2 or more
     pair = torch.stack([judged, torch.tensor(policy.scores)])
     correlation = torch.corrcoef(pair)[0, 1].item()
     wins = (difference > 0).double() + 0.5 * (difference == 0).double()
