@@ -66,7 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _fail(error: TetherError, *, code: int) -> int:
     """One line, whatever the message holds: a file's name may contain line ends or escapes."""
-    from tether.report.text import visible  # noqa: PLC0415  # not needed on the way to --help
+    from tether.report.text import visible
 
     sys.stderr.write(f"error: {visible(' '.join(str(error).split()))}\n")
     return code

@@ -33,8 +33,8 @@ def run(arguments: list[str]) -> int:
     require(bool(recipe.reward.fit), "reward.fit", recipe.reward.fit, "ratings or pairs to fit on")
     folder = new_folder(recipe, given.recipe)
 
-    from tether.cli.display import display  # noqa: PLC0415
-    from tether.prepare import fit_reward  # noqa: PLC0415  # imports torch
+    from tether.cli.display import display
+    from tether.prepare import fit_reward
 
     with contextlib.redirect_stdout(sys.stderr), display() as observer:
         result = fit_reward(recipe, folder, observer)

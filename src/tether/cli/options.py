@@ -202,7 +202,7 @@ def _as_flag(setting: Setting) -> list[str]:
 
 def _construct(tokens: list[str], path: str) -> Recipe:
     """Let tyro build the recipe; what a dataclass refuses comes out as the dataclass said it."""
-    import tyro  # noqa: PLC0415  # slow, and not needed for --help
+    import tyro
 
     try:
         with contextlib.redirect_stderr(io.StringIO()):

@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> int:
     given = options.parse_args(arguments)
     folder = existing_run(given.run)
 
-    from tether.report import build_report  # noqa: PLC0415  # jinja2 and plotly
+    from tether.report import build_report
 
     path = build_report(folder)
     if given.json:

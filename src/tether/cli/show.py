@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
         raise ConfigError(f"--count: got {given.count}; it must be 1 or more")
     folder = existing_run(given.run)
 
-    from tether.report.read import last_samples, read_run  # noqa: PLC0415
+    from tether.report.read import last_samples, read_run
 
     samples = last_samples(read_run(folder).samples)
     if given.json:
@@ -30,9 +30,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _show(samples: list[dict[str, Any]], count: int) -> None:
-    from rich.console import Console  # noqa: PLC0415  # slow, and not needed for --help
+    from rich.console import Console
 
-    from tether.cli.display import side_by_side  # noqa: PLC0415
+    from tether.cli.display import side_by_side
 
     console = Console()
     console.print(

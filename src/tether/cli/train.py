@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
     if given.json:
         print_json(result)
         return 0
-    from tether.report import headline  # noqa: PLC0415  # lazy, as all that --help needs not
+    from tether.report import headline
 
     sys.stdout.write(f"{headline(result)}; {result['seconds']:.0f} s\n")
     sys.stdout.write(f"report: {result.get('report', folder / 'report.html')}\n")
@@ -93,8 +93,8 @@ def _require_same(other: Recipe, recipe: Recipe) -> None:
 
 
 def _train(recipe: Recipe, folder: Path, *, resume: bool) -> dict:
-    from tether.cli.display import display  # noqa: PLC0415
-    from tether.run import train  # noqa: PLC0415  # imports torch
+    from tether.cli.display import display
+    from tether.run import train
 
     # what a user's reward function prints must not mix with the result
     with contextlib.redirect_stdout(sys.stderr), display() as observer:

@@ -100,20 +100,17 @@ def step_target(
     change = measured_kl - (state.recent_kl[-1] if state.recent_kl else measured_kl)
     ahead = (measured_kl + STEPS_AHEAD * change) / kl_target - 1
     error = max(-1.0, min(1.0, ahead))
-    if error < 0 and not _settled(recent, kl_target):
-        return ControllerState(
-            multiplier=state.multiplier, recent_kl=recent, error=error, saturated=True,
-            note="KL is still rising",
-        )  # fmt: skip
-    proposed = state.multiplier * math.exp(rate * error)
+    held = error < 0 and not _settled(recent, kl_target)
+    proposed = state.multiplier * (1.0 if held else math.exp(rate * error))
     multiplier = min(max(proposed, coef_min), coef_max)
     brake = math.exp(BRAKE * max(error, 0.0))
     bounded = min(brake, coef_max / multiplier)
     at_bound = multiplier != proposed or bounded != brake
+    note = f"β is at its bound {multiplier * bounded:g}" if at_bound else ""
     return ControllerState(
         multiplier=multiplier, brake=bounded, recent_kl=recent, error=error,
-        saturated=at_bound or error != ahead,
-        note=f"β is at its bound {multiplier * bounded:g}" if at_bound else "",
+        saturated=held or at_bound or error != ahead,
+        note="KL is still rising" if held else note,
     )  # fmt: skip
 
 
