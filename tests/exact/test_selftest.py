@@ -2,13 +2,14 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tether.cli import main
 from tether.core.kl import k1
-from tether.exact.selftest import run
+from tether.exact.selftest import known, run
 from tether.exact.selftest.bench import Bench
 from tether.exact.selftest.check import Check, run_check
 from tether.exact.selftest.known import FURTHER, SABOTAGES, TEN
@@ -28,6 +29,10 @@ def sabotaged(*names: str) -> tuple[Sabotage, ...]:
     return tuple(one for one in SABOTAGES if one.name in names)
 
 
+def run_all(device: torch.device, dtype: torch.dtype, *, sabotages=SABOTAGES) -> SelfTest:
+    return run.run_selftest(device, dtype, SilentObserver(), checks=run.CHECKS, sabotages=sabotages)
+
+
 def held() -> dict[tuple[str, str], int]:
     """Which object every module of tether holds under every name."""
     return {
@@ -41,9 +46,9 @@ def held() -> dict[tuple[str, str], int]:
 
 @pytest.fixture(scope="module")
 def whole():
-    """One whole run in float32, with what the modules held before and after, and the last line."""
+    """One whole run in float32; it leaves the modules and the random numbers as they were."""
     before, state = held(), torch.get_rng_state()
-    result = run.run_selftest(CPU, torch.float32, SilentObserver())
+    result = run_all(CPU, torch.float32)
     assert held() == before
     assert torch.equal(torch.get_rng_state(), state)
     return result
@@ -102,9 +107,7 @@ def test_training_ends_at_the_optimum_that_theory_states(whole):
 
 
 def test_every_check_passes_in_bfloat16_with_its_own_tolerances():
-    result = run.run_selftest(
-        CPU, torch.bfloat16, SilentObserver(), sabotages=sabotaged("k1 in loss")
-    )
+    result = run_all(CPU, torch.bfloat16, sabotages=sabotaged("k1 in loss"))
     assert [one for one in result.checks if not one.passed] == []
     tolerance = {one.name: one.tolerance for one in result.checks}
     assert tolerance["|ratio − 1| of the Llama"] == 0.15
@@ -114,7 +117,7 @@ def test_every_check_passes_in_bfloat16_with_its_own_tolerances():
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda one: one.name)
 def test_everything_is_put_back_also_after_an_exception(sabotage):
     before = held()
-    with pytest.raises(KeyError), sabotage.switched_on():
+    with pytest.raises(KeyError), sabotage.switched_on():  # noqa: PT012
         assert held() != before
         raise KeyError
     assert held() == before
@@ -146,9 +149,8 @@ def test_a_check_that_production_refuses_or_that_is_no_number_fails_with_the_rea
 @pytest.fixture
 def short(monkeypatch):
     """The command with two checks and two sabotages."""
-    monkeypatch.setattr(run.run_selftest, "__kwdefaults__", {
-        "checks": chosen(*CHEAP), "sabotages": sabotaged("reference swapped", "β against the error"),
-    })  # fmt: skip
+    monkeypatch.setattr(run, "CHECKS", chosen(*CHEAP))
+    monkeypatch.setattr(known, "SABOTAGES", sabotaged("reference swapped", "β against the error"))
 
 
 def test_the_command_prints_a_table_and_one_last_line(short, capsys):
@@ -210,9 +212,17 @@ def test_cuda_where_there_is_none_and_unknown_words_are_the_users_mistake(capsys
     assert "--dtype" in capsys.readouterr().err
 
 
+def test_the_page_states_every_check_with_its_tolerances_and_every_one_of_the_ten():
+    page = (Path(__file__).parents[2] / "docs" / "selftest.md").read_text(encoding="utf-8")
+    for check in run.CHECKS:
+        name, proves = (text.replace("|", "\\|") for text in (check.name, check.proves))
+        assert f"| {name} | {proves} | {check.float32:g} | {check.bfloat16:g} |\n" in page
+    assert all(f"| {one.name} |" in page for one in TEN)
+
+
 @pytest.mark.gpu
 def test_every_check_passes_on_cuda():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    result = run.run_selftest(torch.device("cuda"), torch.float32, SilentObserver())
+    result = run_all(torch.device("cuda"), torch.float32)
     assert result.defects() == []

@@ -42,12 +42,16 @@ def _run(device: str, dtype: str) -> SelfTest:
     import torch
 
     from tether.cli.display import display
-    from tether.exact.selftest.run import run_selftest
+    from tether.exact.selftest.known import SABOTAGES
+    from tether.exact.selftest.run import CHECKS, run_selftest
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: got cuda; PyTorch finds no CUDA device here, use cpu")
     with display() as observer:
-        return run_selftest(torch.device(device), getattr(torch, dtype), observer)
+        return run_selftest(
+            torch.device(device), getattr(torch, dtype), observer,
+            checks=CHECKS, sabotages=SABOTAGES,
+        )  # fmt: skip
 
 
 def show(result: SelfTest, *, sabotage: bool) -> None:

@@ -10,7 +10,6 @@ from tether.exact.selftest.check import Check, run_check
 from tether.exact.selftest.checks_gradients import GRADIENTS
 from tether.exact.selftest.checks_training import TRAINING_CHECKS
 from tether.exact.selftest.checks_values import VALUES
-from tether.exact.selftest.known import SABOTAGES
 from tether.exact.selftest.result import Caught, Outcome, SelfTest
 from tether.exact.selftest.sabotage import Sabotage
 from tether.observer import Observer
@@ -44,8 +43,8 @@ def run_selftest(
     dtype: torch.dtype,
     observer: Observer,
     *,
-    checks: Sequence[Check] = CHECKS,
-    sabotages: Sequence[Sabotage] = SABOTAGES,
+    checks: Sequence[Check],
+    sabotages: Sequence[Sabotage],
 ) -> SelfTest:
     """Prove on this machine that production does what it says, and that a mistake would show.
 
