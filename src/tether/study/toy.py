@@ -166,9 +166,7 @@ def prepared(language: Language, settings: Recipe, observer: Observer) -> Prepar
         model=None, functions=(("count", count),), weights=(1.0,), missing_eos_penalty=0.0
     )
     heldout = language.prompts(settings.prompts.heldout)
-    prompts = PromptSet(
-        train=(Prompt(text=heldout.texts[0], tokens=language.prompt),), heldout=()
-    )
+    prompts = PromptSet(train=(Prompt(text=heldout.texts[0], tokens=language.prompt),), heldout=())
     baseline = measure_baseline(settings, policy, reward, None, prompts, heldout, observer)
     return Prepared(
         recipe=settings, policy=policy, reward=reward, judge=None, prompts=prompts,

@@ -153,9 +153,7 @@ def train(
         for _ in range(EPOCHS):
             optimizer.zero_grad()
             new = token_logprobs(table, sentences, start=start)
-            published_loss(
-                new, old, ref, standardised(scores), coefficient=coefficient
-            ).backward()
+            published_loss(new, old, ref, standardised(scores), coefficient=coefficient).backward()
             optimizer.step()
         observer.advance()
     return table.detach()
