@@ -13,18 +13,20 @@ DIGITS = {
     "distinct": 0, "objective": 4, "best_bigram_objective": 4, "bigram_efficiency": 3,
 }  # fmt: skip
 HEADS = {
-    "reward": "reward", "fluency": "fluency", "kl_nats_per_response": "KL nats",
-    "least_kl": "least KL", "efficiency": "efficiency", "distinct": "distinct of 512",
-    "objective": "J", "best_bigram_objective": "best bigram's J",
-    "bigram_efficiency": "efficiency among bigrams",
+    "reward": "\nreward", "fluency": "\nfluency", "kl_nats_per_response": "KL\nnats",
+    "least_kl": "least\nKL", "efficiency": "effi-\nciency", "distinct": "of 512\ndistinct",
+    "objective": "\nJ", "best_bigram_objective": "best\nbigram J",
+    "bigram_efficiency": "among\nbigrams",
 }  # fmt: skip
+FAR = 0.9
+"""Efficiency below which a row is said to be far from the frontier."""
 SHARED = ("reward", "fluency", "kl_nats_per_response", "least_kl", "efficiency", "distinct")
 OURS = (*SHARED, "objective", "best_bigram_objective", "bigram_efficiency")
 
 
 def show(document: dict[str, Any]) -> None:
     """Print the table and its sentences on stdout."""
-    console = Console(width=None)
+    console = Console()
     article = document["objective"] == "article"
     console.print(_article_table(document) if article else _tether_table(document))
     told = _article_text(document) if article else _tether_text(document)
@@ -39,7 +41,7 @@ def figure_text(row: Row, name: str) -> str:
     """A figure, with its standard deviation over seeds where there are several."""
     digits = DIGITS[name]
     text = f"{row[name]:.{digits}f}"
-    return f"{text} ± {row['spread'][name]:.{max(digits, 1)}f}" if row["spread"] else text
+    return f"{text}\n±{row['spread'][name]:.{max(digits, 1)}f}" if row["spread"] else text
 
 
 def _words(samples: list[list[int]]) -> str:
@@ -48,10 +50,10 @@ def _words(samples: list[list[int]]) -> str:
 
 def _table(first: str, names: tuple[str, ...], *more: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for head in (first, *(HEADS[name] for name in names)):
-        table.add_column(head, justify="right")
+    for head in (f"\n{first}", *(HEADS[name] for name in names)):
+        table.add_column(head, justify="right", no_wrap=True)
     for head in more:
-        table.add_column(head, no_wrap=True)
+        table.add_column(f"\n{head}", no_wrap=True)
     return table
 
 
@@ -64,10 +66,10 @@ def _tether_table(document: dict[str, Any]) -> Table:
 
 
 def _article_table(document: dict[str, Any]) -> Table:
-    table = _table("c", SHARED, "sample", "published")
+    table = _table("c", SHARED, "sample", "as published")
     reference = document["reference"]
     table.add_row(
-        "reference", f"{reference['reward']:.2f}", f"{reference['fluency']:.2f}", "0", "0", "",
+        "ref.", f"{reference['reward']:.2f}", f"{reference['fluency']:.2f}", "0", "0", "",
         str(reference["distinct"]), _words([reference["sample"]]), _published(reference),
     )  # fmt: skip
     for row in document["rows"]:
@@ -97,8 +99,8 @@ def _tether_text(document: dict[str, Any]) -> list[str]:
         "β is the price of a nat: the lower it is, the more KL the policy spends on reward, and "
         "the fewer different sentences are left.",
         "'Least KL' is what the best of all policies pays for the same reward. Ours is a bigram "
-        "that can't know which step it is at; 'efficiency among bigrams' compares it with its "
-        "equals (a lower bound).",
+        "that can't know which step it is at; 'among bigrams' is its efficiency among its "
+        "equals (a lower bound), where 1 is the most.",
         f"Training stopped at most {100 * gap:.2g} % short of the best bigram's objective "
         "J = E[r] − β KL.",
     ]
@@ -115,12 +117,12 @@ def _article_text(document: dict[str, Any]) -> list[str]:
         "Its coefficient c multiplies log π − log π_ref in the loss, where the reference is a "
         "constant: it pushes away from what was just sampled and holds nothing near the reference.",
     ]
-    for row in rows:
-        if row["efficiency"] < 0.9:
-            told.append(
-                f"c = {row['coefficient']:g}: reward {row['exact_reward']:.2f} for "
-                f"{row['kl_nats_per_response']:.1f} nats, where {row['least_kl']:.2f} suffice."
-            )
+    told += [
+        f"c = {row['coefficient']:g}: reward {row['exact_reward']:.2f} for "
+        f"{row['kl_nats_per_response']:.1f} nats, where {row['least_kl']:.2f} suffice."
+        for row in rows
+        if row["efficiency"] < FAR
+    ]
     moved = [row for row in rows if not _as_published(row)]
     if moved:
         names = " and ".join(f"{row['coefficient']:g}" for row in moved)

@@ -61,12 +61,17 @@ class HistoryModel(TableModel):
             past_key_values = DynamicCache(config=self.config)
         read = super().forward(input_ids, attention_mask, past_key_values, use_cache)
         state, digits = read.last_hidden_state, input_ids + 1
+        assert state is not None
         if past_key_values is not None:
-            digits = past_key_values.layers[0].keys[:, 0, :, 0]
+            kept: Any = past_key_values.layers[0]  # the layer below keeps the tokens there
+            digits = kept.keys[:, 0, :, 0]
         elif attention_mask is not None:
             digits = digits * attention_mask.long()
-        read["last_hidden_state"] = torch.cat([state, self._history(digits, state)], dim=-1)
-        return read
+        hidden = torch.cat([state, self._history(digits, state)], dim=-1)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,  # type: ignore[arg-type]
+            past_key_values=past_key_values,
+        )
 
     def _history(
         self, digits: Int[Tensor, "batch time"], state: Float[Tensor, "batch new states"]

@@ -11,12 +11,15 @@ from matplotlib.figure import Figure
 from tether.exact.optimum import Point
 from tether.study.toy_ground import Ground
 
-BLACK, ORANGE, BLUE, GREEN, VERMILION, GREY = (
-    "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#767676",
+BLACK, ORANGE, BLUE, GREEN, VERMILION, GREY, BROWN = (
+    "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#767676", "#7A5300",
 )  # fmt: skip
-"""Okabe and Ito's colours, told apart by colour-blind readers too; shapes differ as well."""
+"""Okabe and Ito's colours, told apart by colour-blind readers too; shapes differ as well.
+
+Brown is orange dark enough for text."""
 FRONTIER_COEFS = tuple(5.0 * 0.93**i for i in range(62))
-BIGRAM_COEFS = (3.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.34, 0.3, 0.26, 0.23, 0.2, 0.17, 0.14, 0.1)
+MORE_BIGRAM_COEFS = (2.0, 0.7, 0.4, 0.25, 0.15)
+"""β of the bigrams' frontier besides those of our rows."""
 BEST_OF = (2, 4, 16, 64, 256, 1024)
 TICKS = (0, 0.1, 0.5, 1, 2, 4, 6, 9, 12, 16, 20, 24)
 FORMATS = (".png", ".svg")
@@ -38,7 +41,7 @@ def draw_figure(
     """
     figure = Figure(figsize=(8.6, 5.6), layout="constrained")
     axes = figure.add_subplot()
-    _lines(axes, known)
+    _lines(axes, known, tether["rows"])
     _best_of(axes, [known.best_of(n) for n in BEST_OF])
     _rows(axes, article["rows"], "c", colour=VERMILION, marker="X", label="the published objective")
     _rows(axes, tether["rows"], "β", colour=BLUE, marker="o", label="tether, trained by PPO")
@@ -54,11 +57,18 @@ def draw_figure(
     return written
 
 
-def _lines(axes: Axes, known: Ground) -> None:
+def _lines(axes: Axes, known: Ground, rows: Sequence[dict[str, Any]]) -> None:
     """What any policy and what any bigram can reach."""
     rewards, kls = _curve([known.optimum(c) for c in FRONTIER_COEFS], known)
     axes.plot(kls, rewards, color=BLACK, linewidth=2, label="exact frontier: no policy is above")
-    rewards, kls = _curve([known.best_bigram(c).point for c in BIGRAM_COEFS], known)
+    bigrams = [known.best_bigram(c).point for c in MORE_BIGRAM_COEFS]
+    bigrams += [
+        Point(
+            kl_coef=row["coefficient"], reward=row["best_bigram_reward"], kl=row["best_bigram_kl"]
+        )
+        for row in rows
+    ]
+    rewards, kls = _curve(sorted(bigrams, key=lambda point: point.kl), known)
     axes.plot(
         kls, rewards, color=GREEN, linewidth=1.8, linestyle=(0, (5, 2)),
         label="exact frontier of bigrams",
@@ -77,7 +87,7 @@ def _best_of(axes: Axes, points: list[Point]) -> None:
     axes.plot(kls, rewards, ":", color=ORANGE, linewidth=1.2)
     axes.plot(kls, rewards, "^", color=ORANGE, markersize=8, label="best-of-n, exact", zorder=3)
     for n, kl, reward in zip(BEST_OF, kls, rewards, strict=True):
-        _note(axes, f"n={n}", kl, reward, (5, -13), ORANGE)
+        _note(axes, f"n={n}", kl, reward, (5, -13), BROWN)
 
 
 def _rows(
@@ -95,12 +105,12 @@ def _rows(
         run = row["runs"][0]
         place = (round(run["kl_nats_per_response"], 1), round(run["exact_reward"], 1))
         places.setdefault(place, []).append(f"{row['coefficient']:g}")
-    for (kl, reward), coefs in places.items():
-        above = marker == "o"
-        _note(
-            axes, f"{name}={', '.join(coefs)}", kl, reward, (-9, 9) if above else (8, -14), colour,
-            right=above,
-        )  # fmt: skip
+    for i, (kl, reward) in enumerate(sorted(places)):
+        text = f"{name}={', '.join(places[kl, reward])}"
+        if marker == "o":
+            _note(axes, text, kl, reward, (-9, 9), colour, right=True)
+        else:  # below its mark, in turns to the left and to the right
+            _note(axes, text, kl, reward, ((-4, 4)[i % 2], -16), colour, right=i % 2 == 0)
 
 
 def _note(
@@ -124,7 +134,7 @@ def _axes(axes: Axes) -> None:
     axes.set_xlim(0, 25)
     axes.set_ylim(0.6, 6.3)
     axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
-    axes.set_xlabel("KL(π‖π_ref), nats per response (square-root scale)")
+    axes.set_xlabel(r"KL(π‖π$_\mathrm{ref}$), nats per response (square-root scale)")
     axes.set_ylabel("expected reward: rewarded tokens in a response of six")
     axes.set_title("What a nat of KL buys in the eight-token language", loc="left", fontsize=12)
     axes.grid(color="#DDDDDD", linewidth=0.6)

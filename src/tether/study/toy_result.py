@@ -57,11 +57,11 @@ def article_document(
 
 
 def _entry(runs: list[Row], figures: list[Figures]) -> dict[str, Any]:
-    """The mean of each figure over seeds, their standard deviation, and the first seed's samples."""
-    mean = {name: statistics.fmean(f[name] for f in figures) for name in figures[0]}
-    spread = {name: statistics.stdev(f[name] for f in figures) for name in figures[0]} if (
-        len(figures) > 1
-    ) else {}  # fmt: skip
+    """Means over seeds, standard deviations where there are several, the first seed's samples."""
+    columns = {name: [run[name] for run in figures] for name in figures[0]}
+    mean = {name: statistics.fmean(values) for name, values in columns.items()}
+    several = len(figures) > 1
+    spread = {name: statistics.stdev(v) for name, v in columns.items()} if several else {}
     return {
         "coefficient": runs[0].coefficient,
         **mean,
