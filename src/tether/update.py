@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tether.config import CriticConfig, PPOConfig
-from tether.core.logprobs import chunked_token_logprobs
+from tether.core.logprobs import chunk_positions, chunked_token_logprobs
 from tether.core.losses import clipped_policy_loss, value_loss
 from tether.core.masking import token_sum_over
 from tether.errors import TrainingDiverged
@@ -195,6 +195,7 @@ def forward(
         output_head(policy.lm),
         temperature=temperature,
         head_is_frozen=policy.head_is_frozen,
+        chunk=chunk_positions(policy.lm.config.get_text_config().vocab_size),
     )
     blank = torch.zeros(real.shape, dtype=selected.dtype, device=selected.device)
     logprobs = blank.masked_scatter(real, selected)
