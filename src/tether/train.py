@@ -12,6 +12,7 @@ import torch
 from tether.config import Recipe
 from tether.core.advantages import gae
 from tether.core.controllers import ControllerState, step_fixed, step_target
+from tether.core.diagnostics import sequence_kl
 from tether.core.masking import whiten
 from tether.core.shaping import shape_rewards
 from tether.data.prompts import prompt_batch, step_prompts
@@ -79,7 +80,8 @@ def train_step(
             temperature=sampling.temperature, seed=derived_seed(recipe.seed, "minibatches", step),
         )  # fmt: skip
     row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
-    controller = next_controller(recipe, controller, row["kl/ref_nats_per_response"])
+    measured = sequence_kl(drift.kl, rollout.response_mask).mean
+    controller = next_controller(recipe, controller, measured)
     return controller, row | controller_metrics(recipe.kl, controller, used=beta)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tether.core.diagnostics import sampler_bias, surprisal_gap
+from tether.core.diagnostics import Mean, sampler_bias, surprisal_gap
 from tether.core.kl import k1, k2, k3
 from tether.core.masking import masked_row_sum
 from tether.exact.enumerate import Table, kl, sequence_logprobs
@@ -126,14 +126,19 @@ def surprisal_at_the_start(bench: Bench) -> tuple[float, float]:
     policy = bench.tabular("reference")
     rollout = sampled(bench, policy, count=DRAWS, temperature=WARM, seed=6)
     entropy = drift(policy, rollout, WARM).entropy
-    return surprisal_gap(rollout.old_logprobs, entropy, rollout.response_mask).z, 0.0
+    return _in_errors(surprisal_gap(rollout.old_logprobs, entropy, rollout.response_mask)), 0.0
 
 
 def bias_later(bench: Bench) -> tuple[float, float]:
     """mean(k3 − k1) in standard errors, where policy and reference differ."""
     rollout = sampled(bench, bench.table_policy, count=DRAWS, temperature=WARM, seed=7)
     ref_logprobs = drift(bench.table_policy, rollout, WARM).ref_logprobs
-    return sampler_bias(rollout.old_logprobs, ref_logprobs, rollout.response_mask).z, 0.0
+    return _in_errors(sampler_bias(rollout.old_logprobs, ref_logprobs, rollout.response_mask)), 0.0
+
+
+def _in_errors(gap: Mean) -> float:
+    """The gap in standard errors; equal gaps other than 0 are infinitely many of them."""
+    return math.inf if gap.z is None else gap.z
 
 
 VALUES = (
