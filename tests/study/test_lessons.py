@@ -141,7 +141,7 @@ def test_nothing_in_a_lesson_can_become_markup():
     assert "<code>d&lt;e&gt;|</code>" in text
     assert "\x1b" not in text
     markdown = render.as_markdown(hostile())
-    assert "<script" not in markdown
+    assert "<script" not in re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
     assert "\\*a\\* \\[b\\](c)" in markdown
     cells = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert {line.replace("\\|", "").count("|") for line in cells} == {3}
