@@ -9,7 +9,12 @@ import difflib
 from tether.errors import ConfigError
 
 LESSONS = {
+    "clipping": "why a clipped update does not bound the walk: clipping against the penalty",
     "shaping": "how the score and the KL become one reward per token, worked by hand",
+    "estimators": "k1, k2, k3 and the full KL: value, variance, gradient, and what is refused",
+    "tokens": "why a ratio is made of token ids, never of text that was encoded again",
+    "direction": "KL(π‖π_ref) and KL(π_ref‖π): what each of them forbids",
+    "information": "KL as extra code length, and the frontier as a rate-distortion curve",
 }
 """Name to one line about it, in the order of the gallery."""
 
