@@ -38,9 +38,8 @@ def column(of: Table, name: str) -> list:
 
 
 def close(values, expected, atol=5.1e-5):
-    torch.testing.assert_close(
-        torch.tensor(values).double(), torch.tensor(expected).double(), rtol=0, atol=atol
-    )
+    exact = [torch.tensor(numbers, dtype=torch.float64) for numbers in (values, expected)]
+    torch.testing.assert_close(*exact, rtol=0, atol=atol)
 
 
 @styled

@@ -33,12 +33,12 @@ TEXT = (
     "policy gradient, through the production loss and with no sampling noise, and shorten every "
     "step until no ratio leaves [0.8, 1.2]: clipping as good as clipping can be.",
     "The second table shows what that bounds. No single update is worth more than two hundredths "
-    "of a nat. Yet without a penalty the policy goes on until it says nothing but 3 3 3 3 3 3. Small "
-    "steps in one direction are a long walk: near a policy KL grows with the square of the distance, "
-    "so that the KL of the whole walk is many times the sum of the KL of its steps.",
-    "With β(log π − log π_ref) charged in the reward the updates are fenced in exactly the same way, "
-    "but the walk ends: where the next nat would buy less reward than β. Clipping knows the last "
-    "policy, the penalty knows the reference.",
+    "of a nat. Yet without a penalty the policy goes on until it says nothing but 3 3 3 3 3 3. "
+    "Small steps in one direction are a long walk: near a policy KL grows with the square of the "
+    "distance, so that the KL of the whole walk is many times the sum of the KL of its steps.",
+    "With β(log π − log π_ref) charged in the reward the updates are fenced in exactly the same "
+    "way, but the walk ends: where the next nat would buy less reward than β. Clipping knows the "
+    "last policy, the penalty knows the reference.",
 )
 
 FORMULA = """\
@@ -166,8 +166,10 @@ def one_token() -> Table:
         caption=f"One token: what the clipped objective pays, ε = {CLIP_EPSILON}",
         columns=(
             Column(name="ratio ρ", format=".1f"),
-            Column(name="objective, Â = +1", format="+.2f"), Column(name="slope, Â = +1", format="+g"),
-            Column(name="objective, Â = −1", format="+.2f"), Column(name="slope, Â = −1", format="+g"),
+            Column(name="objective, Â = +1", format="+.2f"),
+            Column(name="slope, Â = +1", format="+g"),
+            Column(name="objective, Â = −1", format="+.2f"),
+            Column(name="slope, Â = −1", format="+g"),
         ),
         rows=tuple(rows),
     )  # fmt: skip
@@ -187,7 +189,8 @@ def walks_table(walks: list[Walk]) -> Table:
         ),
         rows=tuple(
             (
-                w.kl_coef, max(w.ratio), max(w.kl_old), sum(w.kl_old), w.kl[-1], w.reward[-1], w.likeliest,
+                w.kl_coef, max(w.ratio), max(w.kl_old), sum(w.kl_old), w.kl[-1], w.reward[-1],
+                w.likeliest,
             )
             for w in walks
         ),
@@ -245,9 +248,9 @@ def lesson() -> Lesson:
         formula=FORMULA,
         tables=(one_token(), walks_table(walks)),
         figure=draw(walks),
-        figure_caption="Left: the clipped objective of one token, flat where clipping stops paying; "
-        "the band is 1 ± ε. Middle: KL of each update to the policy before it, on a logarithmic "
-        "scale. Right: KL to the reference over the same updates, with the likeliest answer at the "
-        "end.",
+        figure_caption="Left: the clipped objective of one token, flat where clipping stops "
+        "paying; the band is 1 ± ε. Middle: KL of each update to the policy before it, on a "
+        "logarithmic scale. Right: KL to the reference over the same updates, with the likeliest "
+        "answer at the end.",
         remember=REMEMBER,
     )

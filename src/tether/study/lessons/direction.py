@@ -32,23 +32,24 @@ TEXT = (
     "log-ratio over what the policy says, KL(π_ref‖π) over what the reference says. The first asks "
     "'does the policy say things that the reference would not?', the second 'does the policy still "
     "say everything that the reference would?'.",
-    "The first table shows it with three words. A policy that drops a word costs a finite KL(π‖π_ref) "
-    "and an infinite KL(π_ref‖π); a policy that invents a word, the other way round. A penalty "
-    "on KL(π‖π_ref) therefore lets a policy concentrate and never lets it leave the reference's "
-    "vocabulary of behaviour. That is what one wants of RLHF: to choose among the things that the "
-    "reference can do.",
-    "Fitted to a reference with two peaks, a policy that can have one peak only shows the same at a "
-    "glance (second table, figure). Minimising KL(π‖π_ref) takes one peak and leaves the other: "
+    "The first table shows it with three words. A policy that drops a word costs a finite "
+    "KL(π‖π_ref) and an infinite KL(π_ref‖π); a policy that invents a word, the other way round. "
+    "A penalty on KL(π‖π_ref) therefore lets a policy concentrate and never lets it leave the "
+    "reference's vocabulary of behaviour. That is what one wants of RLHF: to choose among the "
+    "things that the reference can do.",
+    "Fitted to a reference with two peaks, a policy that can have one peak only shows the same at "
+    "a glance (second table, figure). Minimising KL(π‖π_ref) takes one peak and leaves the other: "
     "mode-seeking. Minimising KL(π_ref‖π) covers both, and puts a quarter of its mass into the "
-    "valley, where the reference has less than two per cent: mass-covering. Supervised fine-tuning and "
-    "distillation on the teacher's samples minimise the second.",
+    "valley, where the reference has less than two per cent: mass-covering. Supervised "
+    "fine-tuning and distillation on the teacher's samples minimise the second.",
     "The third table is about cost. A training run has answers of π at hand. On them the mean "
     "log-ratio is KL(π‖π_ref). The other order needs each answer weighted by π_ref/π, and the "
     "weights run away as the policy moves: at β = 0.5 it takes more than a thousand times as many "
-    "answers to know KL(π_ref‖π) as well as KL(π‖π_ref), at β = 0.25 hundreds of millions of times.",
+    "answers to know KL(π_ref‖π) as well as KL(π‖π_ref), at β = 0.25 hundreds of millions of "
+    "times.",
     "Names: most of the RLHF literature calls KL(π‖π_ref) the reverse KL, others exclusive, "
-    "mode-seeking, or I-projection; KL(π_ref‖π) is called forward, inclusive, mass-covering, "
-    "or M-projection. Some texts swap forward and reverse. tether names the arguments, policy first, "
+    "mode-seeking, or I-projection; KL(π_ref‖π) is called forward, inclusive, mass-covering, or "
+    "M-projection. Some texts swap forward and reverse. tether names the arguments, policy first, "
     "and so does this page.",
 )
 
@@ -216,8 +217,8 @@ def cost(kl_coef: float) -> Cost:
 def costs_table(costs: list[Cost]) -> Table:
     """How many answers each order takes."""
     return Table(
-        caption="Two-letter language, answers sampled from π* at several β: both orders, and how many "
-        "answers give each to 10 %",
+        caption="Two-letter language, answers sampled from π* at several β: both orders, and how "
+        "many answers give each to 10 %",
         columns=(
             Column(name="β", format=".2f"), Column(name="KL(π‖π_ref), nats", format=".4f"),
             Column(name="KL(π_ref‖π), nats", format=".4f"),
@@ -285,8 +286,8 @@ def lesson() -> Lesson:
         formula=FORMULA,
         tables=(three_words(), fits_table(made), costs_table(costs)),
         figure=draw(made, costs),
-        figure_caption="Left: a bell curve fitted to a two-peaked reference in both orders. Middle: "
-        "both orders for two words; one is finite at the ends, the other is not. Right: answers of "
-        "the policy needed to know each to 10 %, on a logarithmic scale.",
+        figure_caption="Left: a bell curve fitted to a two-peaked reference in both orders. "
+        "Middle: both orders for two words; one is finite at the ends, the other is not. Right: "
+        "answers of the policy needed to know each to 10 %, on a logarithmic scale.",
         remember=REMEMBER,
     )

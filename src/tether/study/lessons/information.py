@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -34,21 +34,21 @@ CURVE = tuple(10 ** (1 - i / 24) for i in range(60))
 Counts = list[list[list[int]]]
 
 TEXT = (
-    "A language model is a code: an arithmetic coder that is given its probabilities spends −log p "
-    "nats on a text of probability p, and no code does better on texts that the model writes. So how "
-    "long are the policy's answers in the reference's code? They cost what they would cost in the "
-    "policy's own code, plus KL(π‖π_ref). The KL is the price of describing the new behaviour in "
-    "terms of the old.",
+    "A language model is a code: an arithmetic coder that is given its probabilities spends −log "
+    "p nats on a text of probability p, and no code does better on texts that the model writes. "
+    "So how long are the policy's answers in the reference's code? They cost what they would cost "
+    "in the policy's own code, plus KL(π‖π_ref). The KL is the price of describing the new "
+    "behaviour in terms of the old.",
     "The first table measures it. From the optimum π* of the eight-token language at several β we "
-    "sample thousands of answers and compress them, all in one stream, with a real arithmetic coder: "
-    "once with the reference's probabilities, once with the policy's. The excess agrees with the exact "
-    "KL within two standard errors, which come from the sampled answers alone: on the same answers the "
-    "coder itself spends less than a thousandth of a nat more than −log π.",
-    "Turned round, the frontier is a rate-distortion curve. How many nats must an answer carry beyond "
-    "what the reference knows, for the expected reward to reach R? The least number is KL(R), "
-    "attained by π* ∝ π_ref·exp(r/β), which is also the form of Shannon's solution, and β is the "
-    "slope: one nat more buys β of reward (second table). The first nats are cheap, the last ones "
-    "are dear, and a budget in nats says how much the training may have taught.",
+    "sample thousands of answers and compress them, all in one stream, with a real arithmetic "
+    "coder: once with the reference's probabilities, once with the policy's. The excess agrees "
+    "with the exact KL within two standard errors, which come from the sampled answers alone: on "
+    "the same answers the coder itself spends less than a thousandth of a nat more than −log π.",
+    "Turned round, the frontier is a rate-distortion curve. How many nats must an answer carry "
+    "beyond what the reference knows, for the expected reward to reach R? The least number is "
+    "KL(R), attained by π* ∝ π_ref·exp(r/β), which is also the form of Shannon's solution, and β "
+    "is the slope: one nat more buys β of reward (second table). The first nats are cheap, the "
+    "last ones are dear, and a budget in nats says how much the training may have taught.",
 )
 
 FORMULA = """\
@@ -288,8 +288,8 @@ def lesson() -> Lesson:
         formula=FORMULA,
         tables=(lengths_table(measured), rates_table(measured)),
         figure=draw(measured, curve),
-        figure_caption="Left: exact entropy and KL stacked, with the measured length of an answer in "
-        "the policy's own code and in the reference's. Right: the reward still missing against the "
-        "least KL, with tangents of slope −β.",
+        figure_caption="Left: exact entropy and KL stacked, with the measured length of an answer "
+        "in the policy's own code and in the reference's. Right: the reward still missing against "
+        "the least KL, with tangents of slope −β.",
         remember=REMEMBER,
     )

@@ -1,6 +1,7 @@
 """What decoding an answer and encoding its text again does to ids, lengths and ratios."""
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,28 +30,30 @@ WORDS = ("a", "b", "ab", "</s>")
 EOS, LENGTH = 3, 4
 REAL = {"builtin:smollm2-135m": "SmolLM2-135M", "builtin:glassllm": "glassllm"}
 PROMPT = "The film was"
-RESPONSES, NEW_TOKENS = 40, 20
+RESPONSES, NEW_TOKENS = 48, 24
 SEED = 0
 
 TEXT = (
-    "A policy samples token ids. A text is what people read of them, and many id sequences spell the "
-    "same text. A tokenizer returns one of them, which need not be the one that was sampled. A "
-    "trainer that keeps the text and encodes it again later scores another answer than the one "
+    "A policy samples token ids. A text is what people read of them, and many id sequences spell "
+    "the same text. A tokenizer returns one of them, which need not be the one that was sampled. "
+    "A trainer that keeps the text and encodes it again later scores another answer than the one "
     "that earned the reward.",
-    "The first table takes a language so small that every case can be listed: tokens a, b, ab and an "
-    "end token, and a byte-pair encoder with the one merge a b → ab, built on the spot. Whenever the "
-    "policy says a and then b, encoding turns the two tokens into one. The ratio π/π_old must be "
-    "exactly 1 before the first gradient step, since nothing has been learnt. With ids encoded again it "
-    "is not, on every answer that changed, and the clip acts on an error of book-keeping. The KL "
-    "is wrong too: the log-ratios of the new ids, averaged over answers that were sampled as the "
-    "old ids, are neither the KL of the tokens nor that of the texts.",
-    "The second table does it with real models, where their packages are installed: answers sampled "
-    "at temperature 1 after one prompt, decoded, encoded again. Tokenizers are made to encode people's "
-    "text, and a sampled sequence is often not the segmentation that they would choose. An answer "
-    "of another length shifts every later column against rewards, values and masks.",
-    "So tether samples ids, stores ids and scores ids; text is made for reward functions and for people, "
-    "and no text is encoded on the way to a ratio. The first minibatch of every update checks it: a "
-    "ratio that is not 1 there stops the run.",
+    "The first table takes a language so small that every case can be listed: tokens a, b, ab and "
+    "an end token, and a byte-pair encoder with the one merge a b → ab, built on the spot. "
+    "Whenever the policy says a and then b, encoding turns the two tokens into one. The ratio "
+    "π/π_old must be exactly 1 before the first gradient step, since nothing has been learnt. "
+    "With ids encoded again it is not, on every answer that changed, and the clip acts on an "
+    "error of book-keeping. The KL is wrong too: the log-ratios of the new ids, averaged over "
+    "answers that were sampled as the old ids, are neither the KL of the tokens nor that of the "
+    "texts.",
+    "The second table does it with real models, where their packages are installed: answers "
+    "sampled at temperature 1 after one prompt, decoded, encoded again. Tokenizers are made to "
+    "encode people's text, and a sampled sequence is often not the segmentation that they would "
+    "choose. An answer of another length shifts every later column against rewards, values and "
+    "masks.",
+    "So tether samples ids, stores ids and scores ids; text is made for reward functions and for "
+    "people, and no text is encoded on the way to a ratio. The first minibatch of every update "
+    "checks it: a ratio that is not 1 there stops the run.",
 )
 
 FORMULA = """\
@@ -59,7 +62,8 @@ ratio before any gradient step:   ρ = π(y′)/π(y)      must be 1, is 1 for e
 
 REMEMBER = (
     "Keep the sampled ids; decoding is one-way.",
-    "Before the first gradient step every ratio is 1. If yours are not, look for encode(decode(…)).",
+    "Before the first gradient step every ratio is 1. If yours are not, look for "
+    "encode(decode(…)).",
     "The change is silent: the texts are identical, the losses finite, the curves plausible.",
 )
 
@@ -72,6 +76,7 @@ class Again:
         name: of the language or tokenizer.
         vocabulary: its size.
         weights: probability of each answer, or 1/count; sums to 1.
+        sampled: False where all answers are there.
         changed: 1.0 where the ids differ.
         resized: 1.0 where their number differs.
         log_ratio: log π(new ids) − log π(sampled ids), nats.
@@ -80,6 +85,7 @@ class Again:
     name: str
     vocabulary: int
     weights: Float[Tensor, " answers"]
+    sampled: bool
     changed: Float[Tensor, " answers"]
     resized: Float[Tensor, " answers"]
     log_ratio: Float[Tensor, " answers"]
@@ -87,6 +93,12 @@ class Again:
     def share(self, values: Float[Tensor, " answers"]) -> float:
         """Mean over answers."""
         return (self.weights * values).sum().item()
+
+    @property
+    def error(self) -> float:
+        """Standard error of the share of changed answers."""
+        share, count = self.share(self.changed), len(self.weights)
+        return math.sqrt(share * (1 - share) / count) if self.sampled else 0.0
 
     @property
     def ratios(self) -> tuple[float, float, float]:
@@ -147,11 +159,14 @@ def small() -> tuple[Again, Table]:
         name="a, b, ab: exact",
         vocabulary=len(WORDS),
         weights=chance.exp(),
+        sampled=False,
         changed=torch.tensor([float(old != ids) for old, ids in pairs]).double(),
         resized=torch.tensor([float(len(old) != len(ids)) for old, ids in pairs]).double(),
-        log_ratio=torch.tensor(new[0]).double() - chance,
+        log_ratio=torch.tensor(new[0], dtype=torch.float64) - chance,
     )
-    log_ratio = torch.tensor(new[0]).double() - torch.tensor(new[1]).double()
+    log_ratio = torch.tensor(new[0], dtype=torch.float64) - torch.tensor(
+        new[1], dtype=torch.float64
+    )
     return made, _kl_table(made, policy, reference, tree, log_ratio)
 
 
@@ -229,6 +244,7 @@ def real(base: Base, label: str) -> Again:
         name=label,
         vocabulary=len(base.tokenizer),
         weights=torch.full((len(old),), 1 / len(old), dtype=torch.float64),
+        sampled=True,
         changed=changed,
         resized=torch.tensor(resized).double(),
         log_ratio=log_ratio,
@@ -254,18 +270,19 @@ def _scored(
 def shares_table(made: list[Again]) -> Table:
     """What encoding again does."""
     return Table(
-        caption=f"Encoded again: all answers of the small language, and {RESPONSES} sampled answers "
-        f"of at most {NEW_TOKENS} tokens after '{PROMPT}' for each model that is installed",
+        caption=f"Encoded again: all answers of the small language, and {RESPONSES} sampled "
+        f"answers of at most {NEW_TOKENS} tokens after '{PROMPT}' for each model that is installed",
         columns=(
             Column(name="tokenizer"), Column(name="vocabulary", format=",d"),
-            Column(name="other ids", format=".1%"), Column(name="other length", format=".1%"),
+            Column(name="other ids", format=".1%"), Column(name="± se", format=".1%"),
+            Column(name="other length", format=".1%"),
             Column(name="smallest ratio", format=".3g"), Column(name="mean ratio", format=".3f"),
             Column(name="largest ratio", format=".3g"),
         ),
         rows=tuple(
             (
-                each.name, each.vocabulary, each.share(each.changed), each.share(each.resized),
-                *each.ratios,
+                each.name, each.vocabulary, each.share(each.changed), each.error,
+                each.share(each.resized), *each.ratios,
             )
             for each in made
         ),
@@ -330,7 +347,7 @@ def lesson() -> Lesson:
         tables=(kls, shares_table(made)),
         figure=draw(made),
         figure_caption="Left: share of sampled answers that come back from decode and encode with "
-        "other ids or another number of them. Right: the ratio of each answer before any gradient step; "
-        "it should be 1, at the vertical line.",
+        "other ids or another number of them. Right: the ratio of each answer before any gradient "
+        "step; it should be 1, at the vertical line.",
         remember=REMEMBER,
     )
