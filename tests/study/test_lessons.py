@@ -12,7 +12,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tether.cli import main
-from tether.study.lessons import LESSONS, page, render, tokens
+from tether.study.lessons import LESSONS, encoded_again, page, render
 from tether.study.lessons.page import Column, Lesson, Table, load
 from tether.study.lessons.style import panels, styled, svg
 
@@ -24,7 +24,7 @@ NUMBER = re.compile(r"[−-]?\d+(?:\.\d+)?(?:e[−-]?\d+)?")
 def made(name: str) -> Lesson:
     """Computed once for all tests; SmolLM2 is too slow for them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "REAL", {"builtin:glassllm": "glassllm"})
+        patch.setattr(encoded_again, "REAL", {"builtin:glassllm": "glassllm"})
         return load(name)
 
 
@@ -296,7 +296,7 @@ def test_estimators_say_what_is_refused_and_where_it_ends():
 def test_tokens_encoded_again_are_other_ids_and_no_ratio_is_one():
     exact = made("tokens").tables[1].rows[0]
     assert exact[0] == "a, b, ab: exact"
-    lesson, _ = tokens.small()
+    lesson, _ = encoded_again.small()
     on = lesson.changed > 0
     assert (lesson.log_ratio[on].abs() > 1e-3).all()
     close(lesson.log_ratio[~on].tolist(), [0.0] * int((~on).sum()), atol=1e-12)
