@@ -14,9 +14,9 @@ from tether.core.logprobs import predicting_positions, token_logprobs
 from tether.core.masking import length_mask
 from tether.errors import ConfigError
 from tether.exact.enumerate import Table as Policy
-from tether.exact.enumerate import sequence_logprobs
+from tether.exact.enumerate import kl, sequence_logprobs
 from tether.exact.optimum import divergence
-from tether.exact.tree import Tree, grow_tree
+from tether.exact.tree import Tree, gather, grow_tree
 from tether.generation.sampler import sample
 from tether.models.load import Base, load_base
 from tether.types import PromptBatch
