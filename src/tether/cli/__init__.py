@@ -21,6 +21,7 @@ COMMANDS = {
     "report": "write RUN/report.html again from what lies in the run folder",
     "show": "show a run's answers beside the reference's, in the terminal",
     "selftest": "prove on this machine that gradients, ratios, masks and optimum are right",
+    "lesson": "why the penalty is there: pages of exact numbers, computed in seconds",
 }
 
 
