@@ -15,12 +15,12 @@ CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
 def responses(vocab: int, length: int, eos: int | None) -> list[tuple[int, ...]]:
-    found = []
-    for n in range(1, length + 1):
-        for word in itertools.product(range(vocab), repeat=n):
-            if eos not in word[:-1] and (word[-1] == eos or n == length):
-                found.append(word)
-    return found
+    return [
+        word
+        for n in range(1, length + 1)
+        for word in itertools.product(range(vocab), repeat=n)
+        if eos not in word[:-1] and (word[-1] == eos or n == length)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from tether.exact.enumerate import kl as sequence_kl
 from tether.exact.placements import Loss, Placement
 from tether.exact.tree import Tree
 
-TINY = 1e-30
-"""A choice less likely than this is not moved any more."""
+LEAST_LOGPROB = -60.0
+"""Where a collapsing choice is held, so that its ratios stay finite."""
 LONGEST_STEP = 5.0
 """Largest change of a logit in one step, so that a collapse stays finite."""
 
@@ -137,6 +137,6 @@ def fixed_point(
         slope = expected_gradient(loss, logits, reference, tree, scores=scores, kl_coef=kl_coef)
         policy = logits.log_softmax(dim=-1)
         chance = visits(policy, tree)[:, None] * policy.exp()
-        steepest = torch.where(chance > TINY, slope / chance, 0.0)
-        logits = policy - (rate * steepest).clamp(-LONGEST_STEP, LONGEST_STEP)
+        step = (rate * slope / chance).clamp(-LONGEST_STEP, LONGEST_STEP)
+        logits = (policy - step).log_softmax(dim=-1).clamp(min=LEAST_LOGPROB)
     return logits.log_softmax(dim=-1)
