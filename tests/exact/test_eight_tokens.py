@@ -14,7 +14,6 @@ from tether.exact.languages import cross_entropy, fit_bigram, grammar, grammar_s
 from tether.exact.optimum import optimum
 from tether.exact.stationary import best_stationary
 
-FOUR = {"rtol": 0, "atol": 5.1e-5}
 REWARDS = eight_rewards()
 
 
@@ -69,8 +68,8 @@ OPTIMA = {  # β: E r, KL
 @pytest.mark.parametrize("kl_coef", OPTIMA)
 def test_the_optimum_has_its_known_reward_and_kl(kl_coef):
     best = solve(kl_coef)
-    torch.testing.assert_close(best.point.reward, OPTIMA[kl_coef][0], **FOUR)
-    torch.testing.assert_close(best.point.kl, OPTIMA[kl_coef][1], **FOUR)
+    torch.testing.assert_close(best.point.reward, OPTIMA[kl_coef][0], rtol=0, atol=5.1e-5)
+    torch.testing.assert_close(best.point.kl, OPTIMA[kl_coef][1], rtol=0, atol=5.1e-5)
     torch.testing.assert_close(best.values[0, 0].item(), best.point.objective, rtol=0, atol=1e-12)
 
 
@@ -86,7 +85,7 @@ STATIONARY = {0.5: (1.5448, 0.7298), 0.3: (2.3803, 3.0100)}
 @pytest.mark.parametrize("kl_coef", STATIONARY)
 def test_the_best_stationary_policy_has_its_known_reward_and_kl(kl_coef):
     best = best_stationary(chain(), REWARDS, start=0, kl_coef=kl_coef)
-    torch.testing.assert_close(best.point.reward, STATIONARY[kl_coef][0], **FOUR)
+    torch.testing.assert_close(best.point.reward, STATIONARY[kl_coef][0], rtol=0, atol=5.1e-5)
     torch.testing.assert_close(best.point.kl, STATIONARY[kl_coef][1], rtol=0, atol=1e-4)
     law = markov.stationary(best.policy, length=6)
     lost = kl_coef * markov.kl(law, solve(kl_coef).policy, start=0)

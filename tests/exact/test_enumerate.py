@@ -11,8 +11,6 @@ from tether.errors import ConfigError
 from tether.exact import enumerate as exact
 from tether.exact.tree import gather, grow_tree
 
-CLOSE = {"rtol": 0, "atol": 1e-12}
-
 
 def responses(vocab: int, length: int, eos: int | None) -> list[tuple[int, ...]]:
     return [
@@ -165,11 +163,11 @@ def test_different_paths_to_one_number_agree(toy_two):
         exact.kl_by_states(p, q, tree),
         exact.expectation(exact.rao_blackwell(p, q, tree), p, tree),
     ):
-        torch.testing.assert_close(other, value, **CLOSE)
+        torch.testing.assert_close(other, value, rtol=0, atol=1e-12)
     by_states = (exact.visits(p, tree) * -(p.exp() * p).sum(1)).sum()
-    torch.testing.assert_close(exact.entropy(p, tree), by_states, **CLOSE)
+    torch.testing.assert_close(exact.entropy(p, tree), by_states, rtol=0, atol=1e-12)
     lengths = exact.visits(p, tree).sum()  # one token is chosen at each visit
-    torch.testing.assert_close(exact.mean_length(p, tree), lengths, **CLOSE)
+    torch.testing.assert_close(exact.mean_length(p, tree), lengths, rtol=0, atol=1e-12)
 
 
 def test_the_naive_top_k_is_not_a_kl_and_the_tail_bucket_is_a_bound(toy_two):

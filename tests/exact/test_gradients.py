@@ -255,7 +255,7 @@ FIXED = {  # β = 0.5: E r, KL, J* − J
 def test_training_with_a_placement_ends_at_its_own_fixed_point(toy_two, name):
     t = toy_two
     slow = name == "k3 in loss" or name.endswith("centred")
-    steps, rate = (300, 0.6 if name.endswith("centred") else 0.3) if slow else (100, 0.7)
+    steps, rate = (160, 0.6 if name.endswith("centred") else 0.4) if slow else (60, 0.9)
     end = fixed_point(
         PLACEMENTS[name].loss, t.reference, t.rewards, t.tree, kl_coef=0.5, steps=steps, rate=rate
     )
@@ -295,7 +295,7 @@ def test_more_beta_does_not_rescue_k3_in_the_reward(toy_one):
     right = optimum(t.reference, t.rewards, t.tree, kl_coef=20.0).point.kl
     torch.testing.assert_close(right, 0.001, rtol=0, atol=5e-4)
     end = fixed_point(
-        PLACEMENTS["k3 in reward"].loss, t.reference, t.rewards, t.tree, kl_coef=20.0, steps=300,
+        PLACEMENTS["k3 in reward"].loss, t.reference, t.rewards, t.tree, kl_coef=20.0, steps=80,
         rate=0.05,
     )  # fmt: skip
     assert end.exp().min() < 1e-6, end

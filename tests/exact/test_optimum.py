@@ -21,9 +21,6 @@ from tether.exact.optimum import (
     realigned_sequences,
 )
 
-SIX = {"rtol": 0, "atol": 5.1e-7}
-FOUR = {"rtol": 0, "atol": 5.1e-5}
-
 OPTIMA = {  # β: V*(start) = J*, E r, KL
     4: (0.958255, 1.117583, 0.039832),
     2: (1.124177, 1.467970, 0.171897),
@@ -49,10 +46,10 @@ def solved(toy, kl_coef):
 def test_the_optimum_has_its_known_value_reward_and_kl(toy_two, kl_coef):
     best = solved(toy_two, kl_coef)
     objective, reward, kl = OPTIMA[kl_coef]
-    torch.testing.assert_close(best.values[0].item(), objective, **SIX)
-    torch.testing.assert_close(best.point.objective, objective, **SIX)
-    torch.testing.assert_close(best.point.reward, reward, **SIX)
-    torch.testing.assert_close(best.point.kl, kl, **SIX)
+    torch.testing.assert_close(best.values[0].item(), objective, rtol=0, atol=5.1e-7)
+    torch.testing.assert_close(best.point.objective, objective, rtol=0, atol=5.1e-7)
+    torch.testing.assert_close(best.point.reward, reward, rtol=0, atol=5.1e-7)
+    torch.testing.assert_close(best.point.kl, kl, rtol=0, atol=5.1e-7)
 
 
 @pytest.mark.parametrize("kl_coef", OPTIMA)
@@ -69,7 +66,7 @@ def test_value_iteration_equals_the_softmax_over_responses(toy_two, kl_coef):
 def test_some_responses_have_their_known_probability_at_the_optimum(toy_two):
     got = exact.sequence_logprobs(solved(toy_two, 0.5).policy, toy_two.tree).exp()
     expected = torch.tensor([0.007843, 0.003880, 0.000476]).double()
-    torch.testing.assert_close(got[:3], expected, **SIX)
+    torch.testing.assert_close(got[:3], expected, rtol=0, atol=5.1e-7)
 
 
 def test_gradient_ascent_on_the_exact_objective_ends_at_the_optimum(toy_two):
@@ -142,8 +139,8 @@ def test_a_budget_of_nats_has_its_known_price_and_reward(solve, budget):
     point = most_reward(solve, budget)
     kl_coef, reward = BUDGETS[budget]
     torch.testing.assert_close(point.kl, float(budget), rtol=0, atol=1e-12)
-    torch.testing.assert_close(point.kl_coef, kl_coef, **SIX)
-    torch.testing.assert_close(point.reward, reward, **SIX)
+    torch.testing.assert_close(point.kl_coef, kl_coef, rtol=0, atol=5.1e-7)
+    torch.testing.assert_close(point.reward, reward, rtol=0, atol=5.1e-7)
     back = least_kl(solve, point.reward)
     torch.testing.assert_close(back.kl, point.kl, rtol=1e-9, atol=0)
 
@@ -171,8 +168,8 @@ def test_best_of_n_has_its_known_kl_below_the_bound_and_below_the_frontier(toy_t
     best = best_of_n(logq, toy_two.rewards, n=n)
     kl, reward = divergence(best, logq).item(), (best.exp() * toy_two.rewards).sum().item()
     torch.testing.assert_close(best.exp().sum().item(), 1.0, rtol=0, atol=1e-12)
-    torch.testing.assert_close(kl, BEST_OF[n][0], **FOUR)
-    torch.testing.assert_close(best_of_n_bound(n), BEST_OF[n][1], **FOUR)
+    torch.testing.assert_close(kl, BEST_OF[n][0], rtol=0, atol=5.1e-5)
+    torch.testing.assert_close(best_of_n_bound(n), BEST_OF[n][1], rtol=0, atol=5.1e-5)
     assert kl < best_of_n_bound(n)
     assert reward <= most_reward(solve, kl).reward + 1e-9
 
@@ -181,9 +178,11 @@ def test_best_of_n_against_the_frontier_in_numbers(toy_two, solve):
     logq = exact.sequence_logprobs(toy_two.reference, toy_two.tree)
     for n, reward, most in ((4, 1.9673, 2.0890), (64, 3.5565, 3.6863)):
         best = best_of_n(logq, toy_two.rewards, n=n)
-        torch.testing.assert_close((best.exp() * toy_two.rewards).sum().item(), reward, **FOUR)
+        torch.testing.assert_close(
+            (best.exp() * toy_two.rewards).sum().item(), reward, rtol=0, atol=5.1e-5
+        )
         point = most_reward(solve, divergence(best, logq).item())
-        torch.testing.assert_close(point.reward, most, **FOUR)
+        torch.testing.assert_close(point.reward, most, rtol=0, atol=5.1e-5)
 
 
 def test_best_of_two_equals_the_sum_over_pairs_with_ties_drawn_by_lot():

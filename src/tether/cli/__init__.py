@@ -19,6 +19,7 @@ COMMANDS = {
     "fit-reward": "fit the reward model of a recipe and measure it on held-out pairs",
     "report": "write RUN/report.html again from what lies in the run folder",
     "show": "show a run's answers beside the reference's, in the terminal",
+    "lesson": "why the penalty is there: pages of exact numbers, computed in seconds",
 }
 
 

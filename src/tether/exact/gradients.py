@@ -90,14 +90,14 @@ def gradient_row(
 ) -> Row:
     """Measure one placement, on-policy or with responses of another policy."""
 
-    def gradient(row: int | None = None) -> Tensor:
-        return expected_gradient(placement.loss, logits, reference, tree, sampler=sampler, row=row)
-
-    exact, mean = exact_gradient(logits, reference, tree), gradient()
+    leaf = logits.detach().requires_grad_()
     old = logits.log_softmax(dim=-1) if sampler is None else sampler
-    weights = every_response(logits, old, reference, tree).weights
-    each = torch.stack([gradient(i) for i in range(len(weights))])
-    spread = ((each - mean) ** 2).sum(dim=(1, 2))
+    batch = every_response(leaf, old, reference, tree)
+    weights = batch.weights.requires_grad_()  # a loss is linear in them
+    (mean,) = torch.autograd.grad(placement.loss(batch), leaf, create_graph=True)
+    each = _slopes(mean.flatten(), weights)
+    mean, exact = mean.detach(), exact_gradient(logits, reference, tree)
+    spread = ((each - mean.flatten()[:, None]) ** 2).sum(dim=0)
     product = mean.norm() * exact.norm()
     return Row(
         name=placement.name,
@@ -106,6 +106,14 @@ def gradient_row(
         cosine=((mean * exact).sum() / product).item() if product > 1e-12 else 0.0,
         variance=(weights * spread).sum().item(),
     )
+
+
+def _slopes(
+    gradient: Float[Tensor, " entries"], weights: Float[Tensor, " sequences"]
+) -> Float[Tensor, "entries sequences"]:
+    """Each response's own gradient: how the expected one changes with the response's weight."""
+    each = torch.eye(len(gradient), dtype=gradient.dtype)
+    return torch.autograd.grad(gradient, weights, each, is_grads_batched=True)[0]
 
 
 def fixed_point(

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tether.core.kl import k3
-from tether.exact.enumerate import Table
+from tether.exact.enumerate import Table, mean_length
 from tether.exact.optimum import divergence
 from tether.exact.tree import Tree, gather
 
@@ -74,7 +74,7 @@ def mismatch(law: Table, policy: Table, reference: Table, tree: Tree) -> Mismatc
     """
     drawn = law_logprobs(law, tree)
     weights = drawn.exp()
-    tokens = (weights @ tree.mask.to(weights)).sum()  # mean length
+    tokens = mean_length(law, tree)
 
     def token_mean(values: Table) -> float:
         return ((weights @ gather(values, tree)).sum() / tokens).item()

@@ -66,26 +66,22 @@ def grow_tree(*, vocab_size: int, length: int, eos: int | None) -> Tree:
     _check_size(vocab_size, length, eos)
     going = [a for a in range(vocab_size) if a != eos]
     levels, tokens, paths, nexts, ends = [torch.zeros(1, 0, dtype=torch.long)], [], [], [], []
-    path = torch.zeros(1, 0, dtype=torch.long)  # numbers of the prefixes on the way to a level
+    path = levels[0]  # numbers of the prefixes on the way to a level
     first, listed = 0, 0
     for depth in range(length):
         level, last = levels[-1], depth + 1 == length
-        here = torch.arange(first, first + len(level))[:, None]
-        closing = list(range(vocab_size)) if last else [a for a in range(vocab_size) if a == eos]
-        end = torch.full((len(level), vocab_size), -1)
-        following = torch.full((len(level), vocab_size), -1)
-        count = len(level) * len(closing)
-        end[:, closing] = torch.arange(listed, listed + count).reshape(len(level), -1)
+        rows = len(level)
+        closing = [a for a in range(vocab_size) if last or a == eos]
+        path = torch.cat([path, torch.arange(first, first + rows)[:, None]], dim=1)
+        first += rows
         tokens.append(_extended(level, closing))
-        paths.append(torch.cat([path, here], dim=1).repeat_interleave(len(closing), dim=0))
-        first, listed = first + len(level), listed + count
+        paths.append(path.repeat_interleave(len(closing), dim=0))
+        ends.append(_numbered(rows, vocab_size, closing, start=listed))
+        nexts.append(_numbered(rows, vocab_size, [] if last else going, start=first))
+        listed += rows * len(closing)
         if not last:
-            grown = len(level) * len(going)
-            following[:, going] = torch.arange(first, first + grown).reshape(len(level), -1)
-            path = torch.cat([path, here], dim=1).repeat_interleave(len(going), dim=0)
+            path = path.repeat_interleave(len(going), dim=0)
             levels.append(_extended(level, going))
-        nexts.append(following)
-        ends.append(end)
     lengths = torch.cat([torch.full((len(t),), t.shape[1]) for t in tokens])
     return Tree(
         vocab_size=vocab_size,
@@ -113,6 +109,14 @@ def _extended(level: Tensor, choices: list[int]) -> Tensor:
     """Every row with every choice appended, rows first."""
     last = torch.tensor(choices, dtype=torch.long).repeat(len(level))[:, None]
     return torch.cat([level.repeat_interleave(len(choices), dim=0), last], dim=1)
+
+
+def _numbered(rows: int, vocab_size: int, choices: list[int], *, start: int) -> Tensor:
+    """Number the choices of each row onward from `start`, row by row; −1 elsewhere."""
+    numbers = torch.full((rows, vocab_size), -1)
+    count = rows * len(choices)
+    numbers[:, choices] = torch.arange(start, start + count).reshape(rows, len(choices))
+    return numbers
 
 
 def _padded(parts: list[Tensor], width: int) -> Tensor:

@@ -1,0 +1,26 @@
+"""The lessons: a page each, with exact numbers computed when it is made.
+
+To add one, write `study/lessons/<name>.py` with `lesson() -> Lesson` and name it in `LESSONS`, in
+`mkdocs.yml`, and run `make gallery`. This module imports nothing heavy: listing is instant.
+"""
+
+import difflib
+
+from tether.errors import ConfigError
+
+LESSONS = {
+    "shaping": "how the score and the KL become one reward per token, worked by hand",
+}
+"""Name to one line about it, in the order of the gallery."""
+
+
+def require_known(name: str) -> None:
+    """Refuse a name that is no lesson.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
+    if name not in LESSONS:
+        near = difflib.get_close_matches(name, LESSONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "tether lesson lists them"
+        raise ConfigError(f"NAME: got {name!r}, which is no lesson; {hint}")
