@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tether.config import KLConfig
 from tether.core.controllers import ControllerState, step_fixed, step_target
 from tether.exact.enumerate import Table as Policy
 from tether.exact.enumerate import kl
@@ -14,6 +15,7 @@ TARGET = 1.0
 STEPS, RATE = 150, 0.2
 NEAR = 0.05
 """A run has settled when its KL stays within this share of the target."""
+SHIPPED = KLConfig()
 BATCH, HORIZON = 512, 10_000
 DIFFERENCE = 1e-4
 """Relative change of β in the central differences."""
@@ -37,9 +39,14 @@ def ziegler(state: ControllerState, measured_kl: float) -> ControllerState:
 
 
 def target(state: ControllerState, measured_kl: float) -> ControllerState:
-    """The controller that tether ships, at its default rate."""
+    """The controller that tether ships, with its default rate and bounds."""
     return step_target(
-        state, measured_kl, kl_target=TARGET, rate=0.1, coef_min=1e-4, coef_max=10.0
+        state,
+        measured_kl,
+        kl_target=TARGET,
+        rate=SHIPPED.rate,
+        coef_min=SHIPPED.coef_min,
+        coef_max=SHIPPED.coef_max,
     )
 
 

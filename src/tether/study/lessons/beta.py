@@ -49,7 +49,7 @@ TEXT = (
     "The fourth table starts at a bad β and asks for 1 nat. A fixed β stays wrong for good: five "
     "times the budget or a fourteenth of it. The adaptive rule of 2019 has the right sign but moves β "
     "by at most 1 % a batch of 512, so a start that is too small spends everything before it acts. "
-    "The target controller moves up to 10 % a step, looks ahead, brakes, and does not lower β "
+    "The target controller moves up to 22 % a step, looks ahead, brakes, and does not lower β "
     "while the KL is still climbing. Here it learns from exact gradients and exact KL, so the "
     "differences between the rules are all there is to see.",
     "A trust region is a different thing with the same unit. TRPO bounds KL(π_old‖π_new), one "

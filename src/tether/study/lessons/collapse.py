@@ -8,15 +8,14 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tether.exact.batch import every_response
 from tether.exact.enumerate import Table as Policy
 from tether.exact.enumerate import entropy, sequence_logprobs
 from tether.exact.optimum import optimum
-from tether.exact.placements import shipped
 from tether.exact.tree import Tree, grow_tree
 from tether.study.ascent import Task
 from tether.study.lessons.page import Column, Lesson, Table
 from tether.study.lessons.style import BLUE, GREEN, ORANGE, SKY, VERMILLION, panels, styled
+from tether.study.sampled import ascend_on_samples
 
 WAYS = 10
 """Ways to say anything, all equally likely under the reference; also contents that can be said."""
@@ -169,44 +168,17 @@ class Drift:
     kl: float
 
 
-def sampled_scores(task: Task, drawn: Tensor, policy: Policy, *, noise: Tensor, kl_coef: float) -> Scores:
-    """Noisy scores, averaged where an answer was drawn twice, less the batch's shaped mean."""
-    counts = torch.bincount(drawn, minlength=len(task.scores)).double()
-    noisy = torch.zeros_like(task.scores).index_add(0, drawn, noise) / counts.clamp(min=1)
-    log_ratio = sequence_logprobs(policy, task.tree) - sequence_logprobs(task.reference, task.tree)
-    scores = task.scores + noisy
-    return scores - (scores - kl_coef * log_ratio)[drawn].mean()
-
-
-def sampled_step(
-    policy: Policy, task: Task, *, kl_coef: float, generator: torch.Generator
-) -> Policy:
-    """One gradient step of the shipped loss on a batch of sampled answers."""
-    chances = sequence_logprobs(policy, task.tree).exp()
-    drawn = torch.multinomial(chances, BATCH, replacement=True, generator=generator)
-    noise = NOISE * torch.randn(BATCH, generator=generator, dtype=torch.float64)
-    scores = sampled_scores(task, drawn, policy, noise=noise, kl_coef=kl_coef)
-    logits = policy.clone().requires_grad_()
-    batch = every_response(
-        logits, policy, task.reference, task.tree, scores=scores, kl_coef=kl_coef
-    )
-    share = torch.bincount(drawn, minlength=len(scores)).double() / BATCH
-    slope = torch.autograd.grad(shipped()(replace(batch, weights=share)), logits)[0]
-    return (policy - RATE * slope).log_softmax(dim=-1)
-
-
 def drift(kl_coef: float, seed: int, tree: Tree) -> Drift:
-    """Train the first prompt without any taste in the judge."""
+    """Train the first prompt on samples, without any taste in the judge."""
     right = right_answers(tree, 0)
     task = replace(task_of(0, tree), scores=right)
-    generator = torch.Generator().manual_seed(seed)
-    policy, used = task.reference, [float(WAYS)]
-    for _ in range(STEPS):
-        policy = sampled_step(policy, task, kl_coef=kl_coef, generator=generator)
-        used.append(in_use(ways(policy)))
+    path = ascend_on_samples(
+        task, kl_coef=kl_coef, rate=RATE, steps=STEPS, answers=BATCH, noise=NOISE, seed=seed
+    )
+    end = path[-1]
     return Drift(
-        in_use=used, right=task.mean(right, policy), kl=task.kl(policy),
-        favourite=ways(policy).max().item(), winner=int(ways(policy).argmax()) + 1,
+        in_use=[in_use(ways(policy)) for policy in path], right=task.mean(right, end),
+        favourite=ways(end).max().item(), winner=int(ways(end).argmax()) + 1, kl=task.kl(end),
     )  # fmt: skip
 
 
@@ -276,7 +248,7 @@ def draw(endings: list[Ending], drifts: dict[float, list[Drift]]) -> Figure:
     axes[1].set(title="What is gained, what is lost", xlabel="β, reward per nat", ylabel="share")
     axes[1].set(xscale="log", ylim=(0, 1.05))
     axes[1].set_xticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
-    axes[1].legend(loc="lower center")
+    axes[1].legend(loc="lower right")
     colors = {0.0: (ORANGE, "-", "no tether"), HELD: (BLUE, "--", f"β = {HELD:g}")}
     for kl_coef, runs in drifts.items():
         color, dash, name = colors[kl_coef]
