@@ -21,7 +21,7 @@ DIFFERENCE = 1e-4
 """Relative change of β in the central differences."""
 REGION, UPDATES = 0.05, 60
 """Nats that one trust-region update may move, and how many are made."""
-HALVINGS = 40
+HALVINGS = 20
 
 Step = Callable[[ControllerState, float], ControllerState]
 
@@ -131,13 +131,18 @@ class Bounded:
 
 
 def bounded_update(policy: Policy, task: Task, kl_coef: float) -> Policy:
-    """The natural step at the usual rate, shortened until KL(π_old‖π_new) is within the region."""
+    """The natural step at twice the usual rate, shortened until KL(π_old‖π_new) is within the region."""
     direction = natural_direction(policy, task, kl_coef=kl_coef)
+
+    def within(rate: float) -> bool:
+        return kl(policy, moved(policy, direction, rate), task.tree).item() <= REGION
+
     low, high = 0.0, 2 * RATE
+    if within(high):
+        return moved(policy, direction, high)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        within = kl(policy, moved(policy, direction, middle), task.tree).item() <= REGION
-        low, high = (middle, high) if within else (low, middle)
+        low, high = (middle, high) if within(middle) else (low, middle)
     return moved(policy, direction, low)
 
 

@@ -10,6 +10,12 @@ from tether.errors import ConfigError
 
 LESSONS = {
     "shaping": "how the score and the KL become one reward per token, worked by hand",
+    "hacking": "a reward model that learnt 'longer is better', with and without a tether",
+    "collapse": "ten ways to say the right thing: how many are left, against β",
+    "beta": "too small, too large, right; three controllers; the price of a nat; published values",
+    "budget": "proxy and true reward against √KL, when to stop, and best-of-n beside it",
+    "reference": "the same run anchored to a pre-trained, a fine-tuned and a too-focused model",
+    "dpo": "DPO on all pairs reaches the optimum of RLHF; on few pairs it spends what it likes",
 }
 """Name to one line about it, in the order of the gallery."""
 

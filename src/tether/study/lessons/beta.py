@@ -40,42 +40,44 @@ TEXT = (
     "all there is. Nothing in the reward column says where to stop. The entropy and the share of "
     "the commonest answer do, and so does the KL, in a unit that means the same for every reward.",
     "β is not an arbitrary weight. It is the Lagrange multiplier of the question 'how much reward "
-    "is there within a budget of KL?', so along the best policies the slope of reward against KL is "
-    "β itself: the price of a nat. Lower β and the KL rises by Var(r)/β³ for each unit, with the "
-    "variance taken under the best policy. The second table checks both by differencing. The KL "
-    "never falls while β falls, which is why a controller that only looks at the KL can find the β "
-    "of any budget. For a small budget there is a good first guess, β₀ = sd_ref(r)/√(2·target), beside "
-    "the exact answer in the third table.",
+    "is there within a budget of KL?', so along the best policies the slope of reward against KL "
+    "is β itself: the price of a nat. Lower β and the KL rises by Var(r)/β³ for each unit, with "
+    "the variance taken under the best policy. The second table checks both by differencing. The "
+    "KL never falls while β falls, which is why a controller that only looks at the KL can find "
+    "the β of any budget. For a small budget there is a good first guess, β₀ = "
+    "sd_ref(r)/√(2·target), beside the exact answer in the third table.",
     "The fourth table starts at a bad β and asks for 1 nat. A fixed β stays wrong for good: five "
-    "times the budget or a fourteenth of it. The adaptive rule of 2019 has the right sign but moves β "
-    "by at most 1 % a batch of 512, so a start that is too small spends everything before it acts. "
-    "The target controller moves up to 22 % a step, looks ahead, brakes, and does not lower β "
-    "while the KL is still climbing. Here it learns from exact gradients and exact KL, so the "
-    "differences between the rules are all there is to see.",
+    "times the budget or a fourteenth of it. The adaptive rule of 2019 has the right sign but "
+    "moves β by at most 1 % a batch of 512, so a start that is too small spends everything before "
+    "it acts. The target controller moves up to 22 % a step, looks ahead, brakes, and does not "
+    "lower β while the KL is still climbing. Here it learns from exact gradients and exact KL, so "
+    "the differences between the rules are all there is to see.",
     "A trust region is a different thing with the same unit. TRPO bounds KL(π_old‖π_new), one "
     "update against the policy before it; PPO's clipping aims at the same. In the last table but "
-    "one every update stays within 0.05 nats. On the reward alone such updates walk, one "
-    "harmless step after another, to the single best answer. The same updates on reward minus β times "
-    "KL stop where the price says. The region bounds a step, the penalty bounds the sum of them.",
+    "one every update stays within 0.05 nats. On the reward alone such updates walk, one harmless "
+    "step after another, to the single best answer. The same updates on reward minus β times KL "
+    "stop where the price says. The region bounds a step, the penalty bounds the sum of them.",
     "Published coefficients cannot be copied without the reward they belong to: multiply the "
     "reward by ten and the same policy needs ten times the β. The last table adds what each value "
-    "would let a Gaussian reward of standard deviation 1 spend, 1/(2β²). For the smaller values that "
-    "is more than an answer can hold: either the reward's spread was another, or it was the end of "
-    "the run that set the KL, not β.",
+    "would let a Gaussian reward of standard deviation 1 spend, 1/(2β²). For the smaller values "
+    "that is more than an answer can hold: either the reward's spread was another, or it was the "
+    "end of the run that set the KL, not β.",
 )
 
 FORMULA = """max E[r] subject to KL(π‖π_ref) ≤ κ      π* ∝ π_ref · exp(r/β)
 dR*/dKL = β        dKL/dβ = −Var_π*(r)/β³        β₀ = sd_ref(r)/√(2κ)
 adaptive:  β ← β (1 + clip(KL/κ − 1, ±0.2) · batch/horizon)
-target:    log β ← log β + rate · clip((KL + 4·change)/κ − 1, ±1), with a brake, held while KL climbs
+target:    log β ← log β + rate · clip((KL + 4·change)/κ − 1, ±1), held while the KL climbs
 TRPO:      KL(π_old‖π_new) ≤ δ for each update"""
 
 REMEMBER = (
     "β is the price of a nat: at the optimum one more nat brings β more reward.",
     "Set the KL, in nats per response, and let a controller find β; a β has no meaning without its "
     "reward scale.",
-    "A controller must be quick against overspending and must not wind up while the KL still climbs.",
-    "A trust region bounds one update against the last policy; only the penalty knows the reference.",
+    "A controller must be quick against overspending and must not wind up while the KL still "
+    "climbs.",
+    "A trust region bounds one update against the last policy; only the penalty knows the "
+    "reference.",
 )
 
 
@@ -162,7 +164,8 @@ def start_table(task: Task) -> Table:
     return Table(
         caption="First guess of β for a budget",
         columns=(
-            Column(name="KL target, nats", format="g"), Column(name="sd_ref(r)/√(2·target)", format=".4f"),
+            Column(name="KL target, nats", format="g"),
+            Column(name="sd_ref(r)/√(2·target)", format=".4f"),
             Column(name="β that meets it", format=".4f"),
         ),
         rows=tuple(rows),
@@ -220,8 +223,9 @@ def lesson() -> Lesson:
             published_table(),
         ),
         figure=draw(runs, best),
-        figure_caption="KL per response and β at each step for a fixed β, the adaptive rule and the "
-        "target controller, from a first β that is too small and from one that is too large; the "
+        figure_caption="KL per response and β at each step for a fixed β, the adaptive rule and "
+        "the target controller, from a first β that is too small and from one that is too large; "
+        "the "
         f"thin line is the target of {TARGET:g} nat and the β that meets it.",
         remember=REMEMBER,
     )

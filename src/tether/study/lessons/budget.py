@@ -29,26 +29,25 @@ Scores = Float[Tensor, " sequences"]
 
 TEXT = (
     "The two-letter language, but the policy is trained on a proxy: the true reward plus 6 "
-    "wherever three b follow each other. The reference writes that rarely, in 3 answers of 100, and "
-    "it is among the worst of them. Every real proxy has such a place somewhere.",
-    "Spend KL and both rewards rise at first. For small budgets the best gain is sd_ref(r)·√(2 KL), "
-    "which is why √KL is the axis to plot against: a frontier leaves the reference as a straight "
-    "line. The proxy's goes on rising; it cannot turn down. The true reward turns at a third of a nat "
-    "and ends far below the reference. In between lies the sweet spot, and neither the reward nor "
-    "the KL of the run shows where.",
-    "A preference that is not trained on does: how often is the policy's answer preferred to one of "
-    "the reference's? The last two tables follow a run without a tether. Every second step 256 "
+    "wherever three b follow each other. The reference writes that rarely, in 3 answers of 100, "
+    "and it is among the worst of them. Every real proxy has such a place somewhere.",
+    "Spend KL and both rewards rise at first. For small budgets the best gain is sd_ref(r)·√(2 "
+    "KL), which is why √KL is the axis to plot against: a frontier leaves the reference as a "
+    "straight line. The proxy's goes on rising; it cannot turn down. The true reward turns at a "
+    "third of a nat and ends far below the reference. In between lies the sweet spot, and neither "
+    "the reward nor the KL of the run shows where.",
+    "A preference that is not trained on does: how often is the policy's answer preferred to one "
+    "of the reference's? The last two tables follow a run without a tether. Every second step 256 "
     "comparisons measure the rate, and the run stops when it has seen no better one for so many "
-    "checks. One bad check is often chance, so a patience of 1 stops too early; a "
-    "patience of 8 stops at over 2 nats, where most of the gain and more is lost. That loss "
-    "comes only from keeping the last policy. Who saves each check and returns to the best "
-    "may be patient.",
+    "checks. One bad check is often chance, so a patience of 1 stops too early; a patience of 8 "
+    "stops at over 2 nats, where most of the gain and more is lost. That loss comes only from "
+    "keeping the last policy. Who saves each check and returns to the best may be patient.",
     "Best-of-n needs no training: draw n answers and keep the one that the proxy likes best. It "
     "spends KL too, a little less than the usual formula log n − (n − 1)/n, which is an upper "
     "bound. At equal KL it has less of the proxy than the frontier, and here far more of the true "
-    "reward: it looks at ranks, so that it does not matter by how much the hack is overpaid, "
-    "while a policy is pulled by the size. But its true reward turns as well. "
-    "With 64 draws a hack is nearly always among them. More samples are more optimisation.",
+    "reward: it looks at ranks, so that it does not matter by how much the hack is overpaid, while "
+    "a policy is pulled by the size. But its true reward turns as well. With 64 draws a hack is "
+    "nearly always among them. More samples are more optimisation.",
 )
 
 FORMULA = """\
@@ -58,7 +57,8 @@ best-of-n:  KL ≤ log n − (n − 1)/n"""
 
 REMEMBER = (
     "Plot reward against √KL: gains per nat shrink from the start, and the true reward has a top.",
-    "The place of the top is not visible in the proxy. A preference that was not trained on shows it.",
+    "The place of the top is not visible in the proxy. A preference that was not trained on shows "
+    "it.",
     "Stopping late costs more than stopping early; keep the checkpoint that the check liked best.",
     "Best-of-n is optimisation too: it spends KL, and with enough samples it hacks.",
 )
@@ -167,8 +167,8 @@ def chosen_table(stands: list[Stand]) -> Table:
 def stopping_table(ends: list[Stopped], best: Stand) -> Table:
     """What late stopping loses."""
     return Table(
-        caption=f"Stopping by {ASKED} comparisons a check, mean of {SEEDS} draws; the best check of "
-        f"the run is step {best.label:.0f} with a true reward of {best.true:+.3f}",
+        caption=f"Stopping by {ASKED} comparisons a check, mean of {SEEDS} draws; the best check "
+        f"of the run is step {best.label:.0f} with a true reward of {best.true:+.3f}",
         columns=(
             Column(name="patience, checks"), Column(name="stops at step", format=".1f"),
             Column(name="KL then, nats", format=".3f"),
@@ -198,9 +198,7 @@ def _plane(axis: Axes, line: list[Stand], drawn: list[Stand]) -> None:
 
 
 @styled
-def draw(
-    line: list[Stand], drawn: list[Stand], checks: list[Stand], ends: list[Stopped]
-) -> Figure:
+def draw(line: list[Stand], drawn: list[Stand], checks: list[Stand], ends: list[Stopped]) -> Figure:
     """The plane, the held-out rate along the run, and what stopping keeps."""
     figure, axes = panels(3, width=11.5, height=3.6)
     _plane(axes[0], line, drawn)
@@ -214,8 +212,16 @@ def draw(
     axes[1].set_ylabel("preferred to the reference, share")
     best = max(s.true for s in checks)
     places = range(len(ends))
-    axes[2].bar([p - 0.2 for p in places], [e.last for e in ends], 0.38, color=VERMILLION, label="last policy")
-    axes[2].bar([p + 0.2 for p in places], [e.kept for e in ends], 0.38, color=BLUE, label="best check kept")
+    axes[2].bar(
+        [p - 0.2 for p in places],
+        [e.last for e in ends],
+        0.38,
+        color=VERMILLION,
+        label="last policy",
+    )
+    axes[2].bar(
+        [p + 0.2 for p in places], [e.kept for e in ends], 0.38, color=BLUE, label="best check kept"
+    )
     axes[2].axhline(best, color=INK, linewidth=0.9)
     axes[2].axhline(line[0].true, color=INK, linewidth=0.9, linestyle=":")
     for height, word in ((best, "best check of the run"), (line[0].true, "reference")):
@@ -253,7 +259,7 @@ def lesson() -> Lesson:
         figure=draw(line, drawn, checks, ends),
         figure_caption="Proxy and true reward against √KL, of the best policies and of best-of-n, "
         "the reference's true reward dotted; the held-out preference rate along the run with the "
-        f"95 % band of {ASKED} comparisons; the true reward that stopping keeps, the best check of the "
-        "run as a line and the reference dotted.",
+        f"95 % band of {ASKED} comparisons; the true reward that stopping keeps, the best check of "
+        "the run as a line and the reference dotted.",
         remember=REMEMBER,
     )  # fmt: skip

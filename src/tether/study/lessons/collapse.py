@@ -33,23 +33,23 @@ HELD = 0.05
 Scores = Float[Tensor, " sequences"]
 
 TEXT = (
-    "An answer has two tokens: the way it is put, one of ten, and what it says. Before training all "
-    "ways are equally likely and half of the answers are right. There are three prompts, each with "
-    "its own right answer. The judge pays 1 for being right, plus a slight taste for some ways "
-    "over others, different for each prompt, with standard deviation 0.1. Nobody asked for that "
-    "taste; no fitted reward model is without one.",
+    "An answer has two tokens: the way it is put, one of ten, and what it says. Before training "
+    "all ways are equally likely and half of the answers are right. There are three prompts, each "
+    "with its own right answer. The judge pays 1 for being right, plus a slight taste for some "
+    "ways over others, different for each prompt, with standard deviation 0.1. Nobody asked for "
+    "that taste; no fitted reward model is without one.",
     "The first table solves for the best policy at each β exactly. At β = 0.2 nearly every answer "
-    "is right and nine of the ten ways are in use: all that training was for is there. "
-    "From then on the judge's reward still rises, but the share of right answers hardly can; what "
-    "is bought is taste, and the price is every way but one. Two ways whose "
-    "rewards differ by Δ end with odds of exp(Δ/β): once β is well below a difference, however "
-    "small, the loser is gone. Without a tether β is 0 and every difference is large.",
+    "is right and nine of the ten ways are in use: all that training was for is there. From then "
+    "on the judge's reward still rises, but the share of right answers hardly can; what is bought "
+    "is taste, and the price is every way but one. Two ways whose rewards differ by Δ end with "
+    "odds of exp(Δ/β): once β is well below a difference, however small, the loser is gone. "
+    "Without a tether β is 0 and every difference is large.",
     "Then let the judge have no taste at all, so that the ten ways tie exactly. The expected "
-    "gradient now leaves them alone. The second table trains on samples instead, 64 answers a "
-    "step through the shipped loss, judged with some noise, as any judge's scores are. A way that "
-    "is overpaid once becomes likelier, is drawn more often, and nothing pulls it back: the "
-    "policy drifts until few ways are left, and which ones differs from seed to seed. The penalty is "
-    "the restoring force. With β = 0.05 and the same seeds about nine ways stay in use.",
+    "gradient now leaves them alone. The second table trains on samples instead, 64 answers a step "
+    "through the shipped loss, judged with some noise, as any judge's scores are. A way that is "
+    "overpaid once becomes likelier, is drawn more often, and nothing pulls it back: the policy "
+    "drifts until few ways are left, and which ones differs from seed to seed. The penalty is the "
+    "restoring force. With β = 0.05 and the same seeds about nine ways stay in use.",
     "A mean reward sees none of this, and neither does a judge that reads one answer at a time. "
     "Entropy sees it, and so does counting how many different answers a prompt gets.",
 )
@@ -62,7 +62,8 @@ REMEMBER = (
     "A reward has a best answer, and maximising it alone ends there; only the KL term has a use "
     "for the others.",
     "Differences well below β leave diversity alone; differences well above it decide everything.",
-    "Equal answers collapse too: sampling noise drifts, and without a tether nothing brings it back.",
+    "Equal answers collapse too: sampling noise drifts, and without a tether nothing brings it "
+    "back.",
     "Watch entropy and distinct answers per prompt; the reward cannot show a collapse.",
 )
 

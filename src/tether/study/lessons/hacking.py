@@ -112,7 +112,13 @@ def fit(
 ) -> Float[Tensor, " features"]:
     """The Bradley-Terry fit of a linear reward model."""
     weights = features.new_zeros(features.shape[1]).requires_grad_()
-    optimizer = torch.optim.LBFGS([weights], max_iter=50, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [weights],
+        max_iter=50,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss() -> Float[Tensor, ""]:
         optimizer.zero_grad()
@@ -216,9 +222,11 @@ def draw(free: Curves, held: Curves) -> Figure:
     """Four curves of each run against the step."""
     figure, axes = panels(4, width=11.5, height=3.1)
     titles = {
-        "reward": ("The model's reward …", "reward-model sd"), "true": ("… and the true one", "points"),
-        "length": ("Length", "tokens"), "kl": ("KL(π‖π_ref)", "nats per response"),
-    }  # fmt: skip
+        "reward": ("The model's reward …", "reward-model sd"),
+        "true": ("… and the true one", "points"),
+        "length": ("Length", "tokens"),
+        "kl": ("KL(π‖π_ref)", "nats per response"),
+    }
     for axis, (name, (title, unit)) in zip(axes, titles.items(), strict=True):
         axis.plot(getattr(free, name), color=VERMILLION, label="no tether")
         axis.plot(getattr(held, name), "--", color=BLUE, label=f"β = {KL_COEF:g}")

@@ -28,25 +28,26 @@ COMMON = 0.05
 """Grammatical transitions are likelier than this in the grammar."""
 
 TEXT = (
-    "The KL is measured from somewhere, and that somewhere is a choice. In the eight-token language "
-    "a grammar says which token may follow which, and the reward counts one token. The run "
-    "is the same three times: start at the reference, pay β = 0.3 per nat, train to the end, that "
-    "is to the exact optimum. Only the reference differs.",
-    "The pre-trained model has read everything; a quarter of that was this grammar. The "
-    "fine-tuned model is fitted to 4,000 sentences of the grammar. The too-focused one is the "
-    "fine-tuned model made three times as sure of everything, as happens with too many "
-    "epochs on too few examples. The first table shows them before any reward.",
-    "At the same β they end in three different places. For the pre-trained model ungrammatical steps were "
-    "never unlikely, so they cost little: it earns the most and four in five of its steps break the "
-    "grammar. The tether held it to its reference; the reference did not know the task. The too-focused "
-    "model hardly moves. Each new token would cost more nats than the reward pays for, and the answers stay what they "
-    "were: one and a half of them. The fine-tuned model earns something, keeps seven in ten "
-    "steps grammatical and all of its variety.",
-    "Nor does giving each the same KL make them equal. The third table spends 3 nats from each anchor: a nat "
-    "is a unit of distance, but the directions in which it is cheap are the reference's. The last column, "
-    "the KL from the fine-tuned model, shows that a small KL from one model says nothing about another. "
-    "So the reference should be the model whose habits are worth keeping: the fine-tuned one, before it has "
-    "forgotten how to say things in more than one way.",
+    "The KL is measured from somewhere, and that somewhere is a choice. In the eight-token "
+    "language a grammar says which token may follow which, and the reward counts one token. The "
+    "run is the same three times: start at the reference, pay β = 0.3 per nat, train to the end, "
+    "that is to the exact optimum. Only the reference differs.",
+    "The pre-trained model has read everything; a quarter of that was this grammar. The fine-tuned "
+    "model is fitted to 4,000 sentences of the grammar. The too-focused one is the fine-tuned "
+    "model made three times as sure of everything, as happens with too many epochs on too few "
+    "examples. The first table shows them before any reward.",
+    "At the same β they end in three different places. For the pre-trained model ungrammatical "
+    "steps were never unlikely, so they cost little: it earns the most and four in five of its "
+    "steps break the grammar. The tether held it to its reference; the reference did not know the "
+    "task. The too-focused model hardly moves. Each new token would cost more nats than the reward "
+    "pays for, and the answers stay what they were: one and a half of them. The fine-tuned model "
+    "earns something, keeps seven in ten steps grammatical and all of its variety.",
+    "Nor does giving each the same KL make them equal. The third table spends 3 nats from each "
+    "anchor: a nat is a unit of distance, but the directions in which it is cheap are the "
+    "reference's. The last column, the KL from the fine-tuned model, shows that a small KL from "
+    "one model says nothing about another. So the reference should be the model whose habits are "
+    "worth keeping: the fine-tuned one, before it has forgotten how to say things in more than one "
+    "way.",
 )
 
 FORMULA = """\
@@ -55,7 +56,8 @@ what π_ref does not exclude is cheap; what it excludes costs −log π_ref(y) n
 
 REMEMBER = (
     "A tether holds to its anchor, no better: what the reference allows, the KL does not forbid.",
-    "Anchor to the fine-tuned model. The pre-trained one knows too much, a too-focused one too little.",
+    "Anchor to the fine-tuned model. The pre-trained one knows too much, a too-focused one too "
+    "little.",
     "A KL, and a β, can only be compared between runs with the same reference.",
 )
 
@@ -150,7 +152,9 @@ def table_of(caption: str, policies: dict[str, tuple[Chain, float, float]], tune
     )  # fmt: skip
 
 
-def ends(references: dict[str, Chain], kl_coefs: dict[str, float]) -> dict[str, tuple[Chain, float, float]]:
+def ends(
+    references: dict[str, Chain], kl_coefs: dict[str, float]
+) -> dict[str, tuple[Chain, float, float]]:
     """The trained policy of each reference with its β and KL."""
     found = {}
     for name, reference in references.items():
@@ -163,7 +167,11 @@ def ends(references: dict[str, Chain], kl_coefs: dict[str, float]) -> dict[str, 
 def draw(references: dict[str, Chain]) -> Figure:
     """Grammar and variety against reward along each anchor's best policies."""
     figure, axes = panels(3, width=11.5, height=3.4)
-    looks = {"pre-trained": (ORANGE, ":", "^"), "fine-tuned": (BLUE, "-", "o"), "too focused": (GREEN, "--", "s")}
+    looks = {
+        "pre-trained": (ORANGE, ":", "^"),
+        "fine-tuned": (BLUE, "-", "o"),
+        "too focused": (GREEN, "--", "s"),
+    }
     tuned = references["fine-tuned"]
     for name, reference in references.items():
         color, dash, mark = looks[name]
@@ -171,13 +179,26 @@ def draw(references: dict[str, Chain]) -> Figure:
         path = [measure(reference, tuned), *(measure(b.policy, tuned) for b in best)]
         reward, spent = [m.reward for m in path], [0.0, *(b.point.kl for b in best)]
         here = 1 + KL_COEFS.index(KL_COEF)
-        panes = ((spent, reward), (reward, [m.ungrammatical for m in path]), (reward, [m.entropy for m in path]))
+        panes = (
+            (spent, reward),
+            (reward, [m.ungrammatical for m in path]),
+            (reward, [m.entropy for m in path]),
+        )
         for axis, (x, y) in zip(axes, panes, strict=True):
             axis.plot(x, y, dash, color=color, label=name)
             axis.plot(x[:1], y[:1], mark, color=color, mfc="white")
             axis.plot(x[here : here + 1], y[here : here + 1], mark, color=color)
-    axes[0].set(title="Reward for KL", xlabel="KL from its own reference, nats", ylabel="reward, tokens paid")
-    axes[1].set(title="Grammar", xlabel="reward, tokens paid", ylabel="ungrammatical steps, share", ylim=(0, 1))
+    axes[0].set(
+        title="Reward for KL",
+        xlabel="KL from its own reference, nats",
+        ylabel="reward, tokens paid",
+    )
+    axes[1].set(
+        title="Grammar",
+        xlabel="reward, tokens paid",
+        ylabel="ungrammatical steps, share",
+        ylim=(0, 1),
+    )
     axes[2].set(title="Variety", xlabel="reward, tokens paid", ylabel="entropy, nats per response")
     axes[0].legend(loc="lower right")
     return figure
@@ -201,8 +222,9 @@ def lesson() -> Lesson:
             table_of(f"Trained to {BUDGET:g} nats", ends(references, spent), tuned),
         ),
         figure=draw(references),
-        figure_caption="The best policies anchored to a pre-trained, a fine-tuned and a too-focused "
-        "model: reward against KL, ungrammatical steps and entropy against reward. Open marks are "
+        figure_caption="The best policies anchored to a pre-trained, a fine-tuned and a too-"
+        "focused model: reward against KL, ungrammatical steps and entropy against reward. Open "
+        "marks are "
         f"the references, filled ones the policies at β = {KL_COEF:g}.",
         remember=REMEMBER,
     )
