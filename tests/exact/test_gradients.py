@@ -160,6 +160,16 @@ def test_on_policy_the_clip_changes_nothing_and_off_policy_it_does(toy_two):
     }
     torch.testing.assert_close(gradients[0.2, False], gradients[1e9, False], rtol=0, atol=1e-15)
     assert (gradients[0.2, True] - gradients[1e9, True]).norm() > 0.01
+    # by hand: a token whose ratio has left the range on the side its advantage asks for is silent
+    leaf = t.policy.clone().requires_grad_()
+    batch = every_response(leaf, t.old, t.reference, t.tree)
+    to_go = -(batch.old_logprobs - batch.ref_logprobs).flip(1).cumsum(1).flip(1)
+    ratio = batch.importance.detach()
+    silent = ((to_go > 0) & (ratio > 1.2)) | ((to_go < 0) & (ratio < 0.8))
+    slope = torch.where(silent | ~batch.mask, 0.0, -to_go * ratio) * batch.weights[:, None]
+    expected = exact.gradient((slope * batch.logprobs).sum(), leaf)
+    assert silent[batch.mask].any()
+    torch.testing.assert_close(gradients[0.2, True], expected, rtol=0, atol=1e-13)
 
 
 def test_weighting_advantages_is_weighting_the_production_loss_of_each_response(toy_two):

@@ -89,7 +89,6 @@ def gradient_row(
     sampler: Table | None = None,
 ) -> Row:
     """Measure one placement, on-policy or with responses of another policy."""
-
     leaf = logits.detach().requires_grad_()
     old = logits.log_softmax(dim=-1) if sampler is None else sampler
     batch = every_response(leaf, old, reference, tree)
