@@ -18,8 +18,6 @@ from tether.study import sampled, steering, stopping
 from tether.study.ascent import ascend, natural_direction, task_of
 from tether.study.lessons import budget, collapse, dpo, hacking, published, reference
 
-TIGHT = {"rtol": 0, "atol": 1e-9}
-
 
 @cache
 def task():
@@ -65,7 +63,7 @@ def test_the_natural_direction_is_the_exact_advantage():
         q[span] = after - beta * (policy - task().reference)[span]
         values[span] = (policy[span].exp() * q[span]).sum(dim=1)
     found = natural_direction(policy, task(), kl_coef=beta)
-    torch.testing.assert_close(found, q - values[:, None], **TIGHT)
+    torch.testing.assert_close(found, q - values[:, None], rtol=0, atol=1e-9)
 
 
 def test_sampled_steps_follow_the_expected_gradient():
@@ -135,7 +133,7 @@ def test_collapse_odds_are_exp_of_the_difference_over_beta():
     first = collapse.ending(0.05, tree).policies[1][0]
     paid = prompt.scores.view(collapse.WAYS, collapse.WAYS)
     taste = paid[:, 0] - paid[0, 0]
-    torch.testing.assert_close(first - first[0], taste / 0.05, **TIGHT)
+    torch.testing.assert_close(first - first[0], taste / 0.05, rtol=0, atol=1e-9)
 
 
 def test_collapse_variety_falls_with_beta_and_the_gain_ends_long_before():
@@ -321,7 +319,7 @@ def test_dpo_loss_is_the_production_loss_of_implicit_rewards():
     pairs = torch.zeros(5, 5).double()
     pairs[better, worse] = 0.25
     expected = pairwise_reward_loss(scores[better], scores[worse])
-    torch.testing.assert_close(dpo.dpo_loss(scores, pairs), expected, **TIGHT)
+    torch.testing.assert_close(dpo.dpo_loss(scores, pairs), expected, rtol=0, atol=1e-9)
 
 
 def test_dpo_drawn_pairs_approach_all_pairs_as_the_reference_draws_them():
@@ -356,5 +354,7 @@ def test_no_number_in_a_table_is_missing():
 
 def test_path_of_ascent_stays_a_distribution():
     last = ascend(task(), kl_coef=0.0, rate=1.0, steps=60)[-1]
-    torch.testing.assert_close(last.exp().sum(dim=1), torch.ones(len(last)).double(), **TIGHT)
+    torch.testing.assert_close(
+        last.exp().sum(dim=1), torch.ones(len(last)).double(), rtol=0, atol=1e-9
+    )
     assert kl(last, task().reference, task().tree) < 5.1217

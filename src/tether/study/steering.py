@@ -131,7 +131,7 @@ class Bounded:
 
 
 def bounded_update(policy: Policy, task: Task, kl_coef: float) -> Policy:
-    """The natural step at twice the usual rate, shortened until KL(π_old‖π_new) is within the region."""
+    """The natural step at twice the rate, shortened until KL(π_old‖π_new) is in the region."""
     direction = natural_direction(policy, task, kl_coef=kl_coef)
 
     def within(rate: float) -> bool:
