@@ -226,11 +226,11 @@ def draw(line: list[Stand], drawn: list[Stand], checks: list[Stand], ends: list[
     axes[2].axhline(line[0].true, color=INK, linewidth=0.9, linestyle=":")
     for height, word in ((best, "best check of the run"), (line[0].true, "reference")):
         axes[2].annotate(
-            word, (3.5, height), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8
+            word, (4.35, height), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8
         )
     axes[2].set_xticks(list(places), [str(e.patience) for e in ends])
     axes[2].set(title="What stopping keeps", xlabel="patience, checks", ylabel="true reward")
-    axes[2].set_ylim(0, 1.5)
+    axes[2].set(xlim=(-0.55, 4.4), ylim=(0, 1.5))
     axes[2].grid(visible=False, axis="x")
     axes[2].legend(loc="upper left", ncols=2, fontsize=8)
     return figure
