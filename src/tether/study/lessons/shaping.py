@@ -154,17 +154,17 @@ def draw(log_ratio: Row, sparse: Row, shaped: Row) -> Figure:
     _bars(axes[0], sparse, "The score …", BLUE)
     _bars(axes[1], -KL_COEF * log_ratio, "… the KL charge …", VERMILLION)
     _bars(axes[2], shaped, "… and their sum", GREEN)
-    axes[0].set_ylabel("reward")
-    for axis in axes[:3]:
-        axis.set_ylim(-0.85, 1.4)
+    for axis in axes:
+        axis.set(ylim=(-0.85, 1.45), yticks=(-0.5, 0, 0.5, 1))
+    axes[0].set_ylabel("reward units")
     dashes = ("-", "--", ":")
     for each, dash, color in zip(LAMBDAS, dashes, (BLUE, ORANGE, VERMILLION), strict=True):
         gained = advantages(shaped, each).tolist()
         axes[3].plot(range(1, 7), gained, dash, marker="o", color=color, label=f"λ = {each:g}")
     axes[3].axhline(0, color=GREY, linewidth=0.9)
-    axes[3].set(title="Advantage of each token", xlabel="token t", ylim=(-0.85, 1.4))
+    axes[3].set(title="Advantage of each token", xlabel="token t")
     axes[3].set_xticks(range(1, 7))
-    axes[3].legend(loc="lower right")
+    axes[3].legend(loc="upper left", ncols=3, columnspacing=0.9, handlelength=1.6, fontsize=8)
     return figure
 
 
