@@ -150,7 +150,7 @@ def test_collapse_variety_falls_with_beta_and_the_gain_ends_long_before():
 
 def test_collapse_counts_distinct_answers():
     tree = collapse.grow_tree(vocab_size=10, length=2, eos=None)
-    uniform = torch.full((len(tree.next_prefix), 10), 0.1).double().log()
+    uniform = torch.full((len(tree.next_prefix), 10), 0.1, dtype=torch.float64).log()
     close(collapse.distinct(uniform, tree, 100), 100 * (1 - 0.99**100), atol=1e-9)
     close(collapse.in_use(torch.tensor([0.5, 0.5, 0.0]).double()), 2.0, atol=1e-9)
 
