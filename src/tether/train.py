@@ -73,7 +73,9 @@ def train_step(
         gamma=recipe.advantages.gamma, gae_lambda=recipe.advantages.gae_lambda,
     )  # fmt: skip
     data = training_data(rollout, estimate, whiten(estimate.advantages, rollout.response_mask))
-    set_learning_rates(optimizer, recipe.ppo, recipe.critic, progress=(step - 1) / recipe.steps)
+    set_learning_rates(
+        optimizer, recipe.ppo, recipe.critic, progress=(step - 1) / max(1, recipe.steps - 1)
+    )
     with timed(times, "update_s"):
         updated = update_policy(
             policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,
