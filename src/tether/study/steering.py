@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tether.config import KLConfig
-from tether.core.controllers import ControllerState, step_fixed, step_target
+from tether.core.controllers import ControllerState, step_fixed, step_target, step_ziegler
 from tether.exact.enumerate import Table as Policy
 from tether.exact.enumerate import kl
 from tether.exact.optimum import Optimum, optimum
@@ -27,15 +27,8 @@ Step = Callable[[ControllerState, float], ControllerState]
 
 
 def ziegler(state: ControllerState, measured_kl: float) -> ControllerState:
-    """The adaptive rule of 2019: at most 1 % an update at this batch size.
-
-        e = clip(KL/target − 1, −0.2, 0.2),   β ← β (1 + e · batch/horizon)
-
-    Source:
-        Ziegler et al. 2019, arXiv:1909.08593, section 2.2; constants of the published code.
-    """
-    error = max(-0.2, min(0.2, measured_kl / TARGET - 1))
-    return ControllerState(multiplier=state.multiplier * (1 + error * BATCH / HORIZON))
+    """The adaptive rule of 2019 with its published constants: at most 1 % an update."""
+    return step_ziegler(state, measured_kl, kl_target=TARGET, horizon=HORIZON, responses=BATCH)
 
 
 def target(state: ControllerState, measured_kl: float) -> ControllerState:
