@@ -7,10 +7,11 @@ import torch
 from conftest import tiny_base
 
 from tether.config import ModelConfig, RewardConfig
-from tether.data.judgements import Judgements, from_preferences, from_ratings, load_judgements
+from tether.data.judgements import from_preferences, from_ratings, load_judgements
 from tether.data.preferences import Preference
 from tether.data.ratings import Rating
-from tether.fit import fit_reward_model, pair_accuracy
+from tether.errors import DataError
+from tether.fit import encode_texts, fit_reward_model
 from tether.models.load import make_policy, reference_of
 from tether.models.reward_model import (
     attach_reward_adapter,
@@ -137,15 +138,17 @@ def test_preferences_fit_too_and_the_interval_counts_prompts_not_pairs():
     assert model.spec.accuracy_interval[0] > 0.6
 
 
-def test_pair_accuracy_counts_ties_half_and_its_interval_covers_it():
-    scores = torch.tensor([2.0, 1.0, 1.0])
-    judged = Judgements(
-        texts=("a", "b", "c"), prompts=("",) * 3, scores=None,
-        pairs=torch.tensor([[0, 1], [1, 2], [2, 0]]), clusters=torch.arange(3),
-    )  # fmt: skip
-    found = pair_accuracy(scores, judged)
-    assert found.accuracy == 0.5
-    assert found.pairs == 3
+def test_a_text_of_eos_alone_or_beyond_the_context_is_refused_with_its_row():
+    base = tiny_base()
+    fine = Rating(text="w3 w4", score=1.0, row=1)
+    for text, says in (("</s>", "no token but EOS"), ("w3 " * 65, "65 tokens .* at most 64")):
+        bad = Rating(text=text, score=2.0, row=7)
+        with pytest.raises(DataError, match=rf"reward\.fit: row 7 .*{says}"):
+            encode_texts(base, from_ratings([fine, bad], 1.0))
+    long = Preference(prompt="w3 " * 60, chosen="w4", rejected="w5 " * 5, row=9)
+    with pytest.raises(DataError, match=r"row 9 .* 65 tokens"):
+        encode_texts(base, from_preferences([long]))
+    assert len(encode_texts(base, from_ratings([fine, Rating(text="w5", score=0.0)], 1.0))) == 2
 
 
 def test_the_three_parts_share_no_text(tmp_path):

@@ -18,8 +18,8 @@ from tether.core.logprobs import chunked_token_logprobs
 from tether.core.masking import masked_row_sum
 from tether.generation.sequences import response_states, sequence
 from tether.guard.diversity import distinct_n, top_ngram
-from tether.models.load import Policy, output_head, reference_of
-from tether.models.trunk import final_hidden
+from tether.models.load import Policy, reference_of
+from tether.models.trunk import final_hidden, output_head
 from tether.models.word_judge import WordJudge
 from tether.types import Drift, Generation, Rollout
 
