@@ -1,28 +1,37 @@
 """Fitting a reward model on a tiny base: it learns, it is saved exactly, it scores alike anywhere."""
 
+import json
 import random
 
 import pytest
 import torch
-from conftest import tiny_base
+from conftest import tiny_base, tiny_policy, tiny_prompts
+from safetensors.torch import save_file
 
+from tether.baseline import _freeze_scale
 from tether.config import ModelConfig, RewardConfig
 from tether.data.judgements import from_preferences, from_ratings, load_judgements
 from tether.data.preferences import Preference
 from tether.data.ratings import Rating
-from tether.errors import DataError
+from tether.errors import CheckpointError, ConfigError, DataError
 from tether.fit import encode_texts, fit_reward_model
 from tether.models.load import make_policy, reference_of
 from tether.models.reward_model import (
+    RewardModel,
+    RewardSpec,
     attach_reward_adapter,
     collate,
     encode_text,
     load_reward_model,
+    new_head,
+    reward_lora,
     save_reward_model,
     score_generated,
 )
 from tether.models.trunk import final_hidden
 from tether.observer import SilentObserver
+from tether.rewards import Reward
+from tether.rollout import collect_rollout, read_reference
 
 
 def ratings(count: int, seed: int) -> list[Rating]:
@@ -88,6 +97,76 @@ def test_loaded_scores_equal_saved_ones_exactly(trunk, tmp_path):
     loaded = attach_reward_adapter(loaded, again.base, again.adapter, stored)
     assert torch.equal(score_texts(again.base, loaded, texts), expected)
     assert expected[0] > expected[1]
+
+
+def rewritten(folder, **changes):
+    path = folder / "reward_model.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v != "left out"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "reward_model.json").write_text("{not json"), "JSONDecodeError"),
+        (lambda f: (f / "reward_model.json").write_text("[1]"), "Error"),
+        (lambda f: (f / "reward_model.json").write_bytes(b"\xff\xfe"), "UnicodeDecodeError"),
+        (lambda f: rewritten(f, colour="red"), "colour"),
+        (lambda f: rewritten(f, layer="left out"), "layer"),
+        (lambda f: rewritten(f, layer="two"), "Error"),
+        (lambda f: rewritten(f, layer=0), "layer 0"),
+        (lambda f: rewritten(f, pooling="median"), "pooling 'median'"),
+        (lambda f: rewritten(f, hidden_units=7), "size mismatch"),
+        (lambda f: rewritten(f, accuracy_interval=3), "TypeError"),
+        (lambda f: (f / "head.safetensors").write_bytes(b"no tensors here"), "Error"),
+        (lambda f: (f / "head.safetensors").unlink(), "head.safetensors"),
+        (lambda f: save_file({"net.weight": torch.ones(2)}, f / "head.safetensors"), "Missing key"),
+        (lambda f: (f / "adapter.safetensors").unlink(), "adapter.safetensors"),
+        (lambda f: save_file({"x": torch.ones(2)}, f / "adapter.safetensors"), "not an adapter"),
+        (lambda f: rewritten(f, lora_rank=3), "not an adapter of the rank"),
+    ],
+)
+def test_a_damaged_reward_model_is_refused_in_one_line(damage, says, tmp_path):
+    base = tiny_base()
+    spec = RewardSpec(
+        base="tiny", layer=1, pooling="mean", hidden_units=8, trunk="adapter", lora_rank=4,
+        lora_alpha=8.0, accuracy=0.5, accuracy_interval=(0.25, 0.75), pairs=9,
+    )  # fmt: skip
+    head = new_head(base, layer=1, hidden_units=8, seed=0)
+    policy = make_policy(base, MODEL, value_units=8)
+    policy.adapter.add_adapter("reward", reward_lora(base.lm, spec))
+    save_reward_model(RewardModel(head=head, spec=spec, adapter=policy.adapter), tmp_path)
+
+    def load():
+        fresh = make_policy(tiny_base(), MODEL, value_units=8)
+        model, weights = load_reward_model(tmp_path, fresh.base)
+        return attach_reward_adapter(model, fresh.base, fresh.adapter, weights)
+
+    load()
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^reward\.model: ") as caught:
+        load()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fitted_model_without_a_spread_over_the_responses_is_refused():
+    policy = tiny_policy(stirred=False)
+    rollout = collect_rollout(
+        policy, tiny_prompts(), responses_per_prompt=2, max_new_tokens=4, temperature=1.0, seed=0,
+        reward_layer=1, recompute_logprobs=False, memory_gib=2.0,
+    )  # fmt: skip
+    reference = read_reference(policy, rollout, reward_layer=1, memory_gib=2.0)
+    spec = RewardSpec(
+        base="tiny", layer=1, pooling="mean", hidden_units=0, trunk="frozen", lora_rank=4,
+        lora_alpha=8.0,
+    )  # fmt: skip
+    head = new_head(policy.base, layer=1, hidden_units=0, seed=0)
+    torch.nn.init.zeros_(head.net.weight)
+    model = RewardModel(head=head.requires_grad_(requires_grad=False), spec=spec)
+    reward = Reward(model=model, functions=(), weights=(1.0,), missing_eos_penalty=0.0)
+    with pytest.raises(ConfigError, match=r"reward\.fit: .* all 6 reference responses the score"):
+        _freeze_scale(reward, policy.base, rollout, reference)
 
 
 def test_a_reward_adapter_changes_neither_policy_nor_reference():

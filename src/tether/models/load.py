@@ -105,7 +105,7 @@ def load_base(config: ModelConfig, *, device: torch.device) -> Base:
         lm=lm,
         tokenizer=tokenizer,
         eos_tokens=eos_tokens,
-        pad_token=int(eos_tokens[0]) if pad is None else pad,
+        pad_token=pad if isinstance(pad, int) else int(eos_tokens[0]),
         name=config.name,
     )
     check_vocabulary(lm, tokenizer, eos_tokens)
