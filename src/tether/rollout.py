@@ -8,8 +8,8 @@ from tether.core.kl import compare
 from tether.core.logprobs import chunk_positions, chunked_token_logprobs
 from tether.generation.sampler import rows_within, sample
 from tether.generation.sequences import last_tokens, response_states, sequence
-from tether.models.load import Policy, merged, output_head, reference_of
-from tether.models.trunk import final_hidden, keeping
+from tether.models.load import Policy, merged, reference_of
+from tether.models.trunk import final_hidden, keeping, output_head
 from tether.types import Drift, Generation, PromptBatch, ReferenceStates, Rollout
 
 

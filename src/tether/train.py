@@ -17,6 +17,7 @@ from tether.core.masking import whiten
 from tether.core.shaping import shape_rewards
 from tether.data.prompts import prompt_batch, step_prompts
 from tether.data.splits import derived_seed
+from tether.guard.gates import check_alive
 from tether.prepare import Prepared
 from tether.rewards import score
 from tether.rollout import collect_rollout, measure_kl, read_reference
@@ -81,6 +82,7 @@ def train_step(
             policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,
             temperature=sampling.temperature, seed=derived_seed(recipe.seed, "minibatches", step),
         )  # fmt: skip
+    check_alive(policy, rollout, scores, step=step, temperature=sampling.temperature)
     row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
     measured = sequence_kl(drift.kl, rollout.response_mask).mean
     controller = next_controller(recipe, controller, measured)

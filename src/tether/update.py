@@ -15,8 +15,8 @@ from tether.core.losses import clipped_policy_loss, value_loss
 from tether.core.masking import token_sum_over
 from tether.errors import TrainingDiverged
 from tether.generation.sequences import response_states, sequence
-from tether.models.load import Policy, output_head, policy_parameters
-from tether.models.trunk import final_hidden
+from tether.models.load import Policy, policy_parameters
+from tether.models.trunk import final_hidden, output_head
 from tether.types import AdvantageEstimate, LossOutput, Rollout
 
 RATIO_FLOOR = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -216,7 +216,7 @@ def check_first_ratio(deviation: float, dtype: torch.dtype) -> float:
     """The ratio gate: before any step the policy is the one that sampled, so ratio = 1.
 
     Returns:
-        The deviation, which passed.
+        The deviation that passed.
 
     Raises:
         TrainingDiverged: it is not, within the precision's floor.

@@ -48,11 +48,16 @@ class Recipe:
         require_positive("", self, "steps", "checkpoint_every")
         require_not_negative("", self, "threads", "seed")
         batch = self.prompts.per_step * self.generation.responses_per_prompt
+        allowed = "2 or more responses a step: one alone has no advantage over another"
+        require(batch >= 2, "prompts.per_step × generation.responses_per_prompt", batch, allowed)
         allowed = f"at most the {batch} responses of a step"
         require(self.ppo.minibatches <= batch, "ppo.minibatches", self.ppo.minibatches, allowed)
         if self.kl.placement == "reward":
             allowed = "1 while the KL is in the reward: a discount changes its gradient"
             require(self.advantages.gamma == 1, "advantages.gamma", self.advantages.gamma, allowed)
+        if self.model.trainable == "full":
+            allowed = "frozen when model.trainable is full: no base is left to put an adapter on"
+            require(self.reward.trunk == "frozen", "reward.trunk", self.reward.trunk, allowed)
         if self.heldout.judge == "words":
             allowed = "auto or none without reward.fit: the judge is fitted on a part of its data"
             require(bool(self.reward.fit), "heldout.judge", self.heldout.judge, allowed)
