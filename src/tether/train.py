@@ -12,7 +12,7 @@ import torch
 from tether.config import Recipe
 from tether.core.advantages import gae
 from tether.core.controllers import ControllerState, step_fixed, step_target
-from tether.core.diagnostics import sequence_kl
+from tether.core.diagnostics import Mean, sequence_kl
 from tether.core.masking import whiten
 from tether.core.shaping import shape_rewards
 from tether.data.prompts import prompt_batch, step_prompts
@@ -74,9 +74,7 @@ def train_step(
         gamma=recipe.advantages.gamma, gae_lambda=recipe.advantages.gae_lambda,
     )  # fmt: skip
     data = training_data(rollout, estimate, whiten(estimate.advantages, rollout.response_mask))
-    set_learning_rates(
-        optimizer, recipe.ppo, recipe.critic, progress=(step - 1) / max(1, recipe.steps - 1)
-    )
+    set_learning_rates(optimizer, recipe.ppo, recipe.critic, step=step, steps=recipe.steps)
     with timed(times, "update_s"):
         updated = update_policy(
             policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,
@@ -84,8 +82,7 @@ def train_step(
         )  # fmt: skip
     check_alive(policy, rollout, scores, step=step, temperature=sampling.temperature)
     row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
-    measured = sequence_kl(drift.kl, rollout.response_mask).mean
-    controller = next_controller(recipe, controller, measured)
+    controller = next_controller(recipe, controller, sequence_kl(drift.kl, rollout.response_mask))
     return controller, row | controller_metrics(recipe.kl, controller, used=beta)
 
 
@@ -98,12 +95,12 @@ def next_prompts(ready: Prepared, step: int) -> PromptBatch:
     return prompt_batch(chosen, base.pad_token).to(base.device)
 
 
-def next_controller(recipe: Recipe, state: ControllerState, measured_kl: float) -> ControllerState:
+def next_controller(recipe: Recipe, state: ControllerState, measured: Mean) -> ControllerState:
     """β for the next step, from the exact KL of the batch just used."""
     if recipe.kl.controller == "fixed":
-        return step_fixed(state, measured_kl)
+        return step_fixed(state, measured.mean)
     kl = recipe.kl
     return step_target(
-        state, measured_kl, kl_target=kl.target, rate=kl.rate, coef_min=kl.coef_min,
+        state, measured.mean, kl_target=kl.target, rate=kl.rate, coef_min=kl.coef_min,
         coef_max=kl.coef_max,
     )  # fmt: skip

@@ -52,9 +52,10 @@ def make_optimizer(policy: Policy, ppo: PPOConfig, critic: CriticConfig) -> torc
 
 
 def set_learning_rates(
-    optimizer: torch.optim.AdamW, ppo: PPOConfig, critic: CriticConfig, *, progress: float
+    optimizer: torch.optim.AdamW, ppo: PPOConfig, critic: CriticConfig, *, step: int, steps: int
 ) -> None:
-    """Let both rates fall linearly with progress in [0, 1] to their final fraction."""
+    """Let both rates fall linearly from the first step to their final fraction at the last."""
+    progress = (step - 1) / max(1, steps - 1)
     factor = 1 - (1 - ppo.final_learning_rate_fraction) * progress
     rates = (ppo.learning_rate, critic.learning_rate)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
