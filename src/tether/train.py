@@ -72,7 +72,7 @@ def train_step(
         gamma=recipe.advantages.gamma, gae_lambda=recipe.advantages.gae_lambda,
     )  # fmt: skip
     data = training_data(rollout, estimate, whiten(estimate.advantages, rollout.response_mask))
-    set_learning_rates(optimizer, recipe.ppo, recipe.critic, progress=(step - 1) / recipe.steps)
+    set_learning_rates(optimizer, recipe.ppo, recipe.critic, step=step, steps=recipe.steps)
     with timed(times, "update_s"):
         updated = update_policy(
             policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,

@@ -40,7 +40,8 @@ def calls(monkeypatch):
         if recipe.seed == 3:
             raise TrainingDiverged("score/mean is nan; the step is not recorded as a result")
         if recipe.seed == 4:
-            (run / "checkpoints" / "step-000001").mkdir(parents=True)
+            run.mkdir()
+            (run / "config.yaml").write_text("steps: 40")
             raise KeyboardInterrupt
         if recipe.seed == 5:
             raise RuntimeError("our own mistake")
