@@ -85,7 +85,10 @@ def test_without_file_locks_the_caller_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", ["file/run", "n" * 300, "file", "/proc/run", "/proc/a/b", "a\0b"])
 def test_a_place_that_cannot_be_written_is_named_and_left_alone(tmp_path, place):
     (tmp_path / "file").write_text("text")
-    with pytest.raises(ConfigError, match="^run: got .*--run") as caught, run_lock(tmp_path / place):
+    with (
+        pytest.raises(ConfigError, match=r"^run: got .*--run") as caught,
+        run_lock(tmp_path / place),
+    ):
         pass
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

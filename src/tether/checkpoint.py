@@ -39,7 +39,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     """SHA-256 over the bytes of tensors in order, to tell whether weights are the same ones."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
