@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 LOCK := pyproject.toml constraints.txt
 
-.PHONY: help setup demo test lint docs clean
+.PHONY: help setup demo test lint docs gallery clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -28,6 +28,9 @@ lint: $(VENV)/.dev ## format, rules, spelling, types
 docs: $(VENV)/.docs ## the documentation in site/, its generated pages written first
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+gallery: $(VENV)/.docs ## compute the lessons again and write their pages in docs/lessons/
+	$(BIN)/python docs/generate.py lessons
 
 clean: ## remove .venv, site/ and caches; runs/ stays
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis

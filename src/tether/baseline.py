@@ -15,7 +15,7 @@ from tether.data.prompts import PromptSet, prompt_batch
 from tether.data.splits import derived_seed
 from tether.errors import CheckpointError, ConfigError
 from tether.guard.gates import check_reference, check_sampler
-from tether.guard.heldout import Answers, answers, answers_from_json
+from tether.guard.heldout import Answers, answers, answers_from_json, judge_varies
 from tether.models.load import Base, Policy
 from tether.models.word_judge import WordJudge
 from tether.observer import Observer
@@ -88,10 +88,16 @@ def measure_baseline(
         _freeze_scale(reward, policy.base, rollout, reference)
     held_scores = score(reward, policy.base, held, held_reference)
     scores = torch.cat([score(reward, policy.base, rollout, reference), held_scores])
-    if not scores.std() > 0:
+    if not scores.max() > scores.min():
         raise ConfigError(
             f"reward: all {len(scores)} reference responses got {scores[0].item():g}; a reward "
             "that never varies cannot train anything"
+        )
+    found = answers(held, held_scores, judge)
+    if found.judged and not judge_varies(found):
+        observer.note(
+            f"the judge gives all {len(found.judged)} reference answers the score "
+            f"{found.judged[0]:.3g}; without a spread there is no unit, so its metrics are left out"
         )
     return Baseline(
         score_mean=scores.mean().item(),
@@ -99,7 +105,7 @@ def measure_baseline(
         responses=len(scores),
         kl_floor=floor,
         recompute_logprobs=recompute,
-        answers=answers(held, held_scores, judge),
+        answers=found,
         fingerprint=reference_fingerprint(policy),
     )
 
@@ -131,6 +137,12 @@ def _freeze_scale(reward: Reward, base: Base, rollout: Rollout, reference: Refer
     assert reward.model is not None
     alone = Reward(model=reward.model, functions=(), weights=(1.0,), missing_eos_penalty=0.0)
     raw = score(alone, base, rollout, reference)
+    if not raw.max() > raw.min():
+        raise ConfigError(
+            f"reward.fit: the fitted model gives all {len(raw)} reference responses the score "
+            f"{raw[0].item():g}; it cannot train anything; fit on texts like the responses, or "
+            "with another reward.layer"
+        )
     reward.model.head.shift.copy_(raw.mean())
     reward.model.head.scale.copy_(raw.std())
 

@@ -1,7 +1,7 @@
 """Fit the reward model, and a judge of another kind, on disjoint parts of human judgements."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -9,8 +9,10 @@ from peft import get_peft_model
 from torch import Tensor
 
 from tether.config import ModelConfig, RewardConfig
+from tether.core.accuracy import pair_accuracy
 from tether.core.losses import pairwise_reward_loss
 from tether.data.judgements import Judgements
+from tether.errors import DataError
 from tether.models.heads import pool
 from tether.models.load import Base
 from tether.models.reward_model import (
@@ -26,6 +28,7 @@ from tether.models.reward_model import (
     reward_lora,
 )
 from tether.models.trunk import hidden_after
+from tether.models.usable import context_limit
 from tether.observer import Observer
 
 HEAD_LEARNING_RATE = 1e-3
@@ -33,41 +36,6 @@ ADAPTER_LEARNING_RATE = 2e-4
 GROUP = 128
 """Texts compared with each other in one optimiser step of the head."""
 ADAPTER_GROUP = 16
-RESAMPLES = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairAccuracy:
-    """Share of held-out pairs ordered as people did, with its 95 % interval."""
-
-    accuracy: float
-    interval: tuple[float, float]
-    pairs: int
-
-
-def pair_accuracy(scores: Float[Tensor, " texts"], judged: Judgements) -> PairAccuracy:
-    """Held-out pair accuracy, ties half; its interval resamples texts (or prompts), not pairs.
-
-    Pairs share texts, so they are not independent: a Poisson bootstrap weights each pair by its
-    two texts' draws.
-
-    Source:
-        Owen and Eckles 2012, arXiv:1106.2125 (bootstrapping data arrays).
-    """
-    better, worse = judged.pairs.unbind(dim=1)
-    margin = scores[better] - scores[worse]
-    correct = (margin > 0).double() + 0.5 * (margin == 0).double()
-    first, second = judged.clusters[better], judged.clusters[worse]
-    generator = torch.Generator().manual_seed(0)
-    rates = []
-    for _ in range(RESAMPLES):
-        draws = torch.poisson(torch.ones(int(judged.clusters.max()) + 1), generator=generator)
-        weights = torch.where(first == second, draws[first], draws[first] * draws[second])
-        rates.append((weights * correct).sum() / weights.sum())
-    low, high = torch.stack(rates).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return PairAccuracy(
-        accuracy=correct.mean().item(), interval=(low.item(), high.item()), pairs=len(margin)
-    )
 
 
 def fit_reward_model(
@@ -102,8 +70,7 @@ def fit_reward_model(
     )  # fmt: skip
     head = new_head(base, layer=spec.layer, hidden_units=spec.hidden_units, seed=seed)
     fitted = RewardModel(head=head, spec=spec)
-    items = [encode_text(base, t, p) for t, p in zip(train.texts, train.prompts, strict=True)]
-    test_items = [encode_text(base, t, p) for t, p in zip(test.texts, test.prompts, strict=True)]
+    items, test_items = encode_texts(base, train), encode_texts(base, test)
     observer.stage("reading rated texts", len(items) + len(test_items))
     features = text_features(base, items, spec, observer)
     head.mean.copy_(features.mean(dim=0))  # type: ignore[operator]
@@ -121,11 +88,33 @@ def fit_reward_model(
     return replace(fitted, spec=_measured(fitted, test_features, test)), weights
 
 
+def encode_texts(base: Base, judged: Judgements) -> list[TokenPair]:
+    """Each text with its prompt as ids that the base can read.
+
+    Raises:
+        DataError: a text has no token but EOS, or is longer than the model's context.
+    """
+    limit = context_limit(base.lm)
+    items = []
+    for i, (text, prompt) in enumerate(zip(judged.texts, judged.prompts, strict=True)):
+        item = encode_text(base, text, prompt)
+        length = len(item.prompt) + len(item.response)
+        if not item.response:
+            raise DataError(f"reward.fit: {judged.place(i)} has no token but EOS; remove the row")
+        if limit is not None and length > limit:
+            raise DataError(
+                f"reward.fit: {judged.place(i)} has {length} tokens with its prompt; the model "
+                f"reads at most {limit} (max_position_embeddings); shorten or remove the row"
+            )
+        items.append(item)
+    return items
+
+
 def _measured(
     fitted: RewardModel, features: Float[Tensor, "texts hidden"], test: Judgements
 ) -> RewardSpec:
     """The model's spec with its held-out pair accuracy written in."""
-    found = pair_accuracy(fitted.head(features).cpu(), test)
+    found = pair_accuracy(fitted.head(features).cpu(), test.pairs, clusters=test.clusters)
     return replace(
         fitted.spec, accuracy=found.accuracy, accuracy_interval=found.interval, pairs=found.pairs
     )

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from tether.baseline import Baseline, measure_baseline, store_baseline, stored_baseline
 from tether.config import Recipe
+from tether.core.accuracy import pair_accuracy
 from tether.data.judgements import Judgements, load_judgements
 from tether.data.prompts import PromptSet, load_prompts, prompt_batch, render_messages
 from tether.data.splits import derived_seed
 from tether.distributed import choose_device, set_threads
-from tether.fit import fit_reward_model, pair_accuracy
+from tether.fit import fit_reward_model
 from tether.models.load import Base, Policy, load_base, make_policy
 from tether.models.reward_model import (
     RewardModel,
@@ -25,6 +26,7 @@ from tether.models.reward_model import (
     load_reward_model,
     save_reward_model,
 )
+from tether.models.usable import check_context
 from tether.models.word_judge import (
     WordJudge,
     fit_word_judge,
@@ -64,6 +66,9 @@ def prepare(
     observer.stage(f"loading {recipe.model.name}", None)
     base = load_base(recipe.model, device=device)
     prompts = load_prompts(recipe.prompts, base.tokenizer, recipe.seed)
+    longest = max(len(prompt.tokens) for prompt in (*prompts.train, *prompts.heldout))
+    limit = recipe.generation.max_new_tokens
+    check_context(base.lm, longest_prompt=longest, max_new_tokens=limit)
     functions = tuple((name, load_function(name)) for name in recipe.reward.function)
     model, adapter_weights, judge = reward_and_judge(recipe, base, run, observer, resume=resume)
     policy = make_policy(
@@ -161,7 +166,8 @@ def _fit_judge(parts: dict[str, Judgements], observer: Observer) -> WordJudge:
         judge = fit_word_judge_pairs(chosen, rejected)
     else:
         judge = fit_word_judge(list(part.texts), part.scores.tolist())
-    found = pair_accuracy(torch.tensor(judge.score(list(test.texts))), test)
+    scores = torch.tensor(judge.score(list(test.texts)))
+    found = pair_accuracy(scores, test.pairs, clusters=test.clusters)
     observer.note(
         f"judge (words, other texts): held-out pair accuracy {found.accuracy:.3f} "
         f"[{found.interval[0]:.3f}, {found.interval[1]:.3f}]"

@@ -18,6 +18,9 @@ from tether.models.load import Base
 from tether.models.reward_model import RewardModel, score_generated, score_hidden
 from tether.types import ReferenceStates, RewardFunction, Rollout
 
+LARGEST_SCORE = 1e6
+"""Scores beyond this, either way, are refused: the scale of the reward is wrong."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
@@ -47,19 +50,32 @@ def load_function(name: str) -> RewardFunction:
     """Import `module:callable`; modules beside the working folder are found too.
 
     Raises:
-        ConfigError: the module or the callable does not exist.
+        ConfigError: the module or the callable does not exist, or importing the module fails.
     """
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        function: Any = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"reward.function: got {name!r}; {error}") from error
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way, or exit
+        raise ConfigError(
+            f"reward.function: got {name!r}; importing {module_name!r} failed "
+            f"({_reason(error)}); correct it, or give module:callable"
+        ) from error
+    function: Any = getattr(module, attribute, None)
+    if function is None:
+        raise ConfigError(
+            f"reward.function: got {name!r}; module {module_name!r} has no {attribute!r}"
+        )
     if not callable(function):
         raise ConfigError(f"reward.function: {name!r} is not callable")
     return cast("RewardFunction", function)
+
+
+def _reason(error: BaseException) -> str:
+    """Kind and text of an error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def call_function(
@@ -72,9 +88,8 @@ def call_function(
     """
     try:
         values = [float(value) for value in function(list(prompts), list(responses))]
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"reward.function {name} failed on a batch ({reason})") from error
+    except (Exception, SystemExit) as error:
+        raise DataError(f"reward.function {name} failed on a batch ({_reason(error)})") from error
     if len(values) != len(responses):
         raise DataError(
             f"reward.function {name} returned {len(values)} numbers for {len(responses)} responses"
@@ -99,15 +114,35 @@ def score(
 
     Returns:
         Scores in reward units.
+
+    Raises:
+        DataError: a score is not finite, or so large that float32 would lose all others.
     """
     terms = []
     if reward.model is not None:
         terms.append(_model_scores(reward.model, base, rollout, reference))
     for name, function in reward.functions:
         values = call_function(name, function, rollout.generation.prompt_texts, rollout.texts)
-        terms.append(torch.tensor(values, device=base.device))
-    total = sum(w * term.float() for w, term in zip(reward.weights, terms, strict=True))
-    return total - reward.missing_eos_penalty * (~rollout.finished).float()  # type: ignore[operator]
+        terms.append(torch.tensor(values, device=base.device, dtype=torch.float64))
+    # a function's numbers meet their weight before they are rounded to float32
+    total = torch.stack(
+        [w * term.double() for w, term in zip(reward.weights, terms, strict=True)]
+    ).sum(dim=0)
+    total = total - reward.missing_eos_penalty * (~rollout.finished).double()
+    _check_scale(total, rollout.texts)
+    return total.float()
+
+
+def _check_scale(scores: Float[Tensor, " batch"], texts: Sequence[str]) -> None:
+    """Insist on scores of a scale that can be whitened and averaged in float32."""
+    usable = scores.abs() <= LARGEST_SCORE  # False for NaN too
+    if not bool(usable.all()):
+        worst = int((~usable).nonzero()[0])
+        raise DataError(
+            f"reward: the score of response {texts[worst][:60]!r} is {scores[worst].item():g}; its "
+            f"scale must be within ±{LARGEST_SCORE:g}; rescale or bound the reward "
+            "(reward.weights), as float32 would lose all other differences"
+        )
 
 
 def _model_scores(

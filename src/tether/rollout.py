@@ -5,11 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tether.core.kl import compare
-from tether.core.logprobs import chunked_token_logprobs
+from tether.core.logprobs import chunk_positions, chunked_token_logprobs
 from tether.generation.sampler import rows_within, sample
 from tether.generation.sequences import last_tokens, response_states, sequence
-from tether.models.load import Policy, merged, output_head, reference_of
-from tether.models.trunk import final_hidden, keeping
+from tether.models.load import Policy, merged, reference_of
+from tether.models.trunk import final_hidden, keeping, output_head
 from tether.types import Drift, Generation, PromptBatch, ReferenceStates, Rollout
 
 
@@ -68,9 +68,10 @@ def collect_rollout(
 
 def decode(policy: Policy, generation: Generation) -> tuple[str, ...]:
     """Responses as text for people and reward functions; these texts are never encoded again."""
+    lengths = generation.response_mask.sum(dim=1).tolist()
     return tuple(
-        str(policy.base.tokenizer.decode(row[mask].tolist(), skip_special_tokens=True))
-        for row, mask in zip(generation.response_tokens, generation.response_mask, strict=True)
+        str(policy.base.tokenizer.decode(row[:length], skip_special_tokens=True))
+        for row, length in zip(generation.response_tokens.tolist(), lengths, strict=True)
     )
 
 
@@ -158,6 +159,7 @@ def measure_kl(
         head=output_head(policy.lm),
         ref_head=ref_head,
         temperature=temperature,
+        chunk=chunk_positions(policy.lm.config.get_text_config().vocab_size),
     )
     blank = torch.zeros_like(rollout.old_logprobs)
     return Drift(

@@ -28,7 +28,7 @@ def step_metrics(
     scores: Float[Tensor, " batch"],
     rewards: Float[Tensor, "batch response"],
     estimate: AdvantageEstimate,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Metrics of the rollout, before any update; keys as in `metrics.REGISTRY`."""
     mask, logprobs = rollout.response_mask, rollout.old_logprobs
     log_ratio = logprobs - drift.ref_logprobs

@@ -12,10 +12,12 @@ import torch
 from tether.config import Recipe
 from tether.core.advantages import gae
 from tether.core.controllers import ControllerState, step_fixed, step_target
+from tether.core.diagnostics import sequence_kl
 from tether.core.masking import whiten
 from tether.core.shaping import shape_rewards
 from tether.data.prompts import prompt_batch, step_prompts
 from tether.data.splits import derived_seed
+from tether.guard.gates import check_alive
 from tether.prepare import Prepared
 from tether.rewards import score
 from tether.rollout import collect_rollout, measure_kl, read_reference
@@ -78,8 +80,10 @@ def train_step(
             policy, optimizer, data, ppo=recipe.ppo, critic=recipe.critic,
             temperature=sampling.temperature, seed=derived_seed(recipe.seed, "minibatches", step),
         )  # fmt: skip
+    check_alive(policy, rollout, scores, step=step, temperature=sampling.temperature)
     row = step_metrics(rollout, drift, scores, rewards, estimate) | updated | times
-    controller = next_controller(recipe, controller, row["kl/ref_nats_per_response"])
+    measured = sequence_kl(drift.kl, rollout.response_mask).mean
+    controller = next_controller(recipe, controller, measured)
     return controller, row | controller_metrics(recipe.kl, controller, used=beta)
 
 

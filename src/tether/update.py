@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tether.config import CriticConfig, PPOConfig
-from tether.core.logprobs import chunked_token_logprobs
+from tether.core.logprobs import chunk_positions, chunked_token_logprobs
 from tether.core.losses import clipped_policy_loss, value_loss
 from tether.core.masking import token_sum_over
 from tether.errors import TrainingDiverged
 from tether.generation.sequences import response_states, sequence
-from tether.models.load import Policy, output_head, policy_parameters
-from tether.models.trunk import final_hidden
+from tether.models.load import Policy, policy_parameters
+from tether.models.trunk import final_hidden, output_head
 from tether.types import AdvantageEstimate, LossOutput, Rollout
 
 RATIO_FLOOR = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -104,8 +104,7 @@ def update_policy(
             stats = _accumulate(policy, data, rows, ppo=ppo, critic=critic, temperature=temperature)
             deviation = stats.pop("deviation")
             if first_deviation is None:
-                check_first_ratio(deviation, policy.lm.dtype)
-                first_deviation = deviation
+                first_deviation = check_first_ratio(deviation, policy.lm.dtype)
             sums["policy/approx_kl_old"].append(stats.pop("policy/approx_kl_old"))
             if sums["policy/approx_kl_old"][-1] > ppo.max_approx_kl_old:
                 skipped += len(minibatches) - i
@@ -203,6 +202,7 @@ def forward(
         output_head(policy.lm),
         temperature=temperature,
         head_is_frozen=policy.head_is_frozen,
+        chunk=chunk_positions(policy.lm.config.get_text_config().vocab_size),
     )
     blank = torch.zeros(real.shape, dtype=selected.dtype, device=selected.device)
     logprobs = blank.masked_scatter(real, selected)
@@ -220,8 +220,11 @@ def _step(policy: Policy, optimizer: torch.optim.AdamW, max_norm: float) -> floa
     return norm
 
 
-def check_first_ratio(deviation: float, dtype: torch.dtype) -> None:
+def check_first_ratio(deviation: float, dtype: torch.dtype) -> float:
     """The ratio gate: before any step the policy is the one that sampled, so ratio = 1.
+
+    Returns:
+        The deviation that passed.
 
     Raises:
         TrainingDiverged: it is not, within the precision's floor.
@@ -233,3 +236,4 @@ def check_first_ratio(deviation: float, dtype: torch.dtype) -> None:
             "training use other weights or another temperature, responses were re-tokenised, "
             "or padding moves positions"
         )
+    return deviation

@@ -143,7 +143,7 @@ BAD = {
     "batch": (
         "{prompts: {per_step: 4096}, generation: {responses_per_prompt: 4096}}",
         None,
-        "prompts.per_step x generation.responses_per_prompt: got 16777216; it must be at most",
+        "prompts.per_step × generation.responses_per_prompt: got 16777216; it must be 2 to",
     ),
     "prompts": ("prompts.per_step: 9999999999", None, "prompts.per_step: got 9999999999; it must"),
     "rank": (

@@ -4,7 +4,13 @@ from functools import partial
 import pytest
 import torch
 
-from tether.core.controllers import ControllerState, initial_kl_coef, step_fixed, step_target
+from tether.core.controllers import (
+    ControllerState,
+    initial_kl_coef,
+    step_fixed,
+    step_target,
+    step_ziegler,
+)
 
 toy_step = partial(step_target, kl_target=1.0, rate=0.2, coef_min=1e-4, coef_max=10.0)
 
@@ -52,6 +58,36 @@ def test_below_target_the_multiplier_falls_only_when_the_kl_has_settled():
     assert young.kl_coef == 0.2
     lower = six(ControllerState(multiplier=0.2, recent_kl=(3.0, 3.0)), 3.0)
     assert math.isclose(lower.kl_coef, 0.2 * math.exp(-0.05), rel_tol=1e-12)
+
+
+published = partial(step_ziegler, kl_target=6.0, horizon=10_000, responses=512)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "saturated"),
+    [(9.0, 0.15 * (1 + 0.2 * 0.0512), True), (3.0, 0.15 * (1 - 0.2 * 0.0512), True),
+     (6.6, 0.15 * (1 + 0.1 * 0.0512), False), (6.0, 0.15, False)],
+)  # fmt: skip
+def test_the_published_rule_moves_by_the_clipped_error(measured, expected, saturated):
+    after = published(ControllerState(multiplier=0.15), measured)
+    assert math.isclose(after.kl_coef, expected, rel_tol=1e-12)
+    assert round(after.kl_coef, 6) in (0.151536, 0.148464, 0.150768, 0.15)
+    assert after.saturated == saturated
+
+
+def test_the_published_rule_takes_the_published_number_of_responses_to_halve_the_coefficient():
+    """542 batches of 64 and 69 of 512 responses: always about 34,700."""
+    for responses, batches in ((64, 542), (512, 68)):
+        state = ControllerState(multiplier=1.0)
+        for _ in range(batches):
+            state = published(state, 0.0, responses=responses)
+        assert 0.49 < state.kl_coef < 0.51
+
+
+@pytest.mark.parametrize("measured", [math.nan, -0.1])
+def test_the_published_rule_does_not_steer_by_a_number_that_is_no_kl(measured):
+    after = published(ControllerState(multiplier=0.15), measured)
+    assert (after.kl_coef, after.error) == (0.15, None)
 
 
 @pytest.mark.parametrize("measured", [math.nan, math.inf, -0.1])

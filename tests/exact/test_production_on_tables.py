@@ -15,8 +15,9 @@ from tether.exact.enumerate import kl, rao_blackwell, read_table, sequence_logpr
 from tether.exact.languages import bandit, eight_tokens, letters
 from tether.exact.table_lm import TableConfig, TableLM, state_numbers
 from tether.generation.sampler import sample
-from tether.models.load import check_parts, load_base
+from tether.models.load import load_base
 from tether.models.trunk import final_hidden
+from tether.models.usable import check_parts
 from tether.rollout import collect_rollout, measure_kl, read_reference
 from tether.update import make_optimizer, training_data, update_policy
 
@@ -108,7 +109,7 @@ def test_production_loads_a_saved_language_with_its_tokenizer(tmp_path):
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_the_trunk_can_be_run_in_parts(name):
     language = LANGUAGES[name]()
-    check_parts(language.base(language.reference))
+    check_parts(language.reference)
 
 
 @pytest.mark.parametrize("name", ["bandit", "letters"])

@@ -52,6 +52,13 @@ def test_the_correlation_of_judge_and_reward_is_left_out_where_it_is_undefined()
     assert math.isclose(found, 1.0, rel_tol=1e-6)
 
 
+def test_a_judge_without_a_spread_over_the_reference_leaves_no_metric():
+    flat = made(["a b c", "d e f"], [0, 1], [0.1, 0.1])
+    found = compare_answers(made(["a b c", "x y"], [1, 2], [1.0, 2.0]), flat)
+    assert "heldout/score_gain" in found
+    assert not [name for name in found if "judge" in name or name == "heldout/win_rate"]
+
+
 def answered(policy, seed=0):
     rollout = collect_rollout(
         policy, tiny_prompts(), responses_per_prompt=1, max_new_tokens=5, temperature=0.9,

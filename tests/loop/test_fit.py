@@ -1,27 +1,37 @@
 """Fitting a reward model on a tiny base: it learns, it is saved exactly, it scores alike anywhere."""
 
+import json
 import random
 
 import pytest
 import torch
-from conftest import tiny_base
+from conftest import tiny_base, tiny_policy, tiny_prompts
+from safetensors.torch import save_file
 
+from tether.baseline import _freeze_scale
 from tether.config import ModelConfig, RewardConfig
-from tether.data.judgements import Judgements, from_preferences, from_ratings, load_judgements
+from tether.data.judgements import from_preferences, from_ratings, load_judgements
 from tether.data.preferences import Preference
 from tether.data.ratings import Rating
-from tether.fit import fit_reward_model, pair_accuracy
+from tether.errors import CheckpointError, ConfigError, DataError
+from tether.fit import encode_texts, fit_reward_model
 from tether.models.load import make_policy, reference_of
 from tether.models.reward_model import (
+    RewardModel,
+    RewardSpec,
     attach_reward_adapter,
     collate,
     encode_text,
     load_reward_model,
+    new_head,
+    reward_lora,
     save_reward_model,
     score_generated,
 )
 from tether.models.trunk import final_hidden
 from tether.observer import SilentObserver
+from tether.rewards import Reward
+from tether.rollout import collect_rollout, read_reference
 
 
 def ratings(count: int, seed: int) -> list[Rating]:
@@ -89,6 +99,76 @@ def test_loaded_scores_equal_saved_ones_exactly(trunk, tmp_path):
     assert expected[0] > expected[1]
 
 
+def rewritten(folder, **changes):
+    path = folder / "reward_model.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v != "left out"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "reward_model.json").write_text("{not json"), "JSONDecodeError"),
+        (lambda f: (f / "reward_model.json").write_text("[1]"), "Error"),
+        (lambda f: (f / "reward_model.json").write_bytes(b"\xff\xfe"), "UnicodeDecodeError"),
+        (lambda f: rewritten(f, colour="red"), "colour"),
+        (lambda f: rewritten(f, layer="left out"), "layer"),
+        (lambda f: rewritten(f, layer="two"), "Error"),
+        (lambda f: rewritten(f, layer=0), "layer 0"),
+        (lambda f: rewritten(f, pooling="median"), "pooling 'median'"),
+        (lambda f: rewritten(f, hidden_units=7), "size mismatch"),
+        (lambda f: rewritten(f, accuracy_interval=3), "TypeError"),
+        (lambda f: (f / "head.safetensors").write_bytes(b"no tensors here"), "Error"),
+        (lambda f: (f / "head.safetensors").unlink(), "head.safetensors"),
+        (lambda f: save_file({"net.weight": torch.ones(2)}, f / "head.safetensors"), "Missing key"),
+        (lambda f: (f / "adapter.safetensors").unlink(), "adapter.safetensors"),
+        (lambda f: save_file({"x": torch.ones(2)}, f / "adapter.safetensors"), "not an adapter"),
+        (lambda f: rewritten(f, lora_rank=3), "not an adapter of the rank"),
+    ],
+)
+def test_a_damaged_reward_model_is_refused_in_one_line(damage, says, tmp_path):
+    base = tiny_base()
+    spec = RewardSpec(
+        base="tiny", layer=1, pooling="mean", hidden_units=8, trunk="adapter", lora_rank=4,
+        lora_alpha=8.0, accuracy=0.5, accuracy_interval=(0.25, 0.75), pairs=9,
+    )  # fmt: skip
+    head = new_head(base, layer=1, hidden_units=8, seed=0)
+    policy = make_policy(base, MODEL, value_units=8)
+    policy.adapter.add_adapter("reward", reward_lora(base.lm, spec))
+    save_reward_model(RewardModel(head=head, spec=spec, adapter=policy.adapter), tmp_path)
+
+    def load():
+        fresh = make_policy(tiny_base(), MODEL, value_units=8)
+        model, weights = load_reward_model(tmp_path, fresh.base)
+        return attach_reward_adapter(model, fresh.base, fresh.adapter, weights)
+
+    load()
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^reward\.model: ") as caught:
+        load()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fitted_model_without_a_spread_over_the_responses_is_refused():
+    policy = tiny_policy(stirred=False)
+    rollout = collect_rollout(
+        policy, tiny_prompts(), responses_per_prompt=2, max_new_tokens=4, temperature=1.0, seed=0,
+        reward_layer=1, recompute_logprobs=False, memory_gib=2.0,
+    )  # fmt: skip
+    reference = read_reference(policy, rollout, reward_layer=1, memory_gib=2.0)
+    spec = RewardSpec(
+        base="tiny", layer=1, pooling="mean", hidden_units=0, trunk="frozen", lora_rank=4,
+        lora_alpha=8.0,
+    )  # fmt: skip
+    head = new_head(policy.base, layer=1, hidden_units=0, seed=0)
+    torch.nn.init.zeros_(head.net.weight)
+    model = RewardModel(head=head.requires_grad_(requires_grad=False), spec=spec)
+    reward = Reward(model=model, functions=(), weights=(1.0,), missing_eos_penalty=0.0)
+    with pytest.raises(ConfigError, match=r"reward\.fit: .* all 6 reference responses the score"):
+        _freeze_scale(reward, policy.base, rollout, reference)
+
+
 def test_a_reward_adapter_changes_neither_policy_nor_reference():
     base, model, weights = fitted("adapter")
     policy = make_policy(base, MODEL, value_units=8)
@@ -137,15 +217,17 @@ def test_preferences_fit_too_and_the_interval_counts_prompts_not_pairs():
     assert model.spec.accuracy_interval[0] > 0.6
 
 
-def test_pair_accuracy_counts_ties_half_and_its_interval_covers_it():
-    scores = torch.tensor([2.0, 1.0, 1.0])
-    judged = Judgements(
-        texts=("a", "b", "c"), prompts=("",) * 3, scores=None,
-        pairs=torch.tensor([[0, 1], [1, 2], [2, 0]]), clusters=torch.arange(3),
-    )  # fmt: skip
-    found = pair_accuracy(scores, judged)
-    assert found.accuracy == 0.5
-    assert found.pairs == 3
+def test_a_text_of_eos_alone_or_beyond_the_context_is_refused_with_its_row():
+    base = tiny_base()
+    fine = Rating(text="w3 w4", score=1.0, row=1)
+    for text, says in (("</s>", "no token but EOS"), ("w3 " * 65, "65 tokens .* at most 64")):
+        bad = Rating(text=text, score=2.0, row=7)
+        with pytest.raises(DataError, match=rf"reward\.fit: row 7 .*{says}"):
+            encode_texts(base, from_ratings([fine, bad], 1.0))
+    long = Preference(prompt="w3 " * 60, chosen="w4", rejected="w5 " * 5, row=9)
+    with pytest.raises(DataError, match=r"row 9 .* 65 tokens"):
+        encode_texts(base, from_preferences([long]))
+    assert len(encode_texts(base, from_ratings([fine, Rating(text="w5", score=0.0)], 1.0))) == 2
 
 
 def test_the_three_parts_share_no_text(tmp_path):

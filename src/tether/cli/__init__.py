@@ -17,8 +17,11 @@ from tether.errors import ConfigError, TetherError, TrainingDiverged
 COMMANDS = {
     "train": "train by a recipe; --resume RUN continues a run",
     "fit-reward": "fit the reward model of a recipe and measure it on held-out pairs",
+    "toy": "the eight-token language: what reward costs in KL, beside the exact frontier",
     "report": "write RUN/report.html again from what lies in the run folder",
     "show": "show a run's answers beside the reference's, in the terminal",
+    "selftest": "prove on this machine that gradients, ratios, masks and optimum are right",
+    "lesson": "why the penalty is there: pages of exact numbers, computed in seconds",
 }
 
 

@@ -55,16 +55,17 @@ class Recipe:
         require_not_negative("", self, "threads", "seed")
         require_at_most("", self, steps=1_000_000_000, threads=4096, seed=2**63 - 1)
         batch = self.prompts.per_step * self.generation.responses_per_prompt
-        name, allowed = (
-            "prompts.per_step x generation.responses_per_prompt",
-            f"at most {MOST_BATCH}",
-        )
-        require(batch <= MOST_BATCH, name, batch, allowed)
+        allowed = f"2 to {MOST_BATCH} responses a step: one has no advantage over another"
+        name = "prompts.per_step × generation.responses_per_prompt"
+        require(2 <= batch <= MOST_BATCH, name, batch, allowed)
         allowed = f"at most the {batch} responses of a step"
         require(self.ppo.minibatches <= batch, "ppo.minibatches", self.ppo.minibatches, allowed)
         if self.kl.placement == "reward":
             allowed = "1 while the KL is in the reward: a discount changes its gradient"
             require(self.advantages.gamma == 1, "advantages.gamma", self.advantages.gamma, allowed)
+        if self.model.trainable == "full":
+            allowed = "frozen when model.trainable is full: no base is left to put an adapter on"
+            require(self.reward.trunk == "frozen", "reward.trunk", self.reward.trunk, allowed)
         if self.heldout.judge == "words":
             allowed = "auto or none without reward.fit: the judge is fitted on a part of its data"
             require(bool(self.reward.fit), "heldout.judge", self.heldout.judge, allowed)

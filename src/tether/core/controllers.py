@@ -62,6 +62,46 @@ def step_fixed(state: ControllerState, measured_kl: float) -> ControllerState:
     return replace(state, recent_kl=recent, error=None, saturated=False, note="")
 
 
+def step_ziegler(
+    state: ControllerState,
+    measured_kl: float,
+    *,
+    kl_target: float,
+    horizon: float,
+    responses: int,
+) -> ControllerState:
+    """Move β in proportion to the clipped relative error, as the first RLHF code did.
+
+        β ← β (1 + e · n/horizon),   e = clip(KL/target − 1, −0.2, 0.2)
+
+    It never moves faster than 0.2 n/horizon a step: with the published horizon halving β takes
+    about 34,700 responses.
+
+    Args:
+        state: the state before this batch.
+        measured_kl: exact KL of the batch just used, nats per response.
+        kl_target: nats per response.
+        horizon: responses; 10,000 as published.
+        responses: n, responses in the batch.
+
+    Returns:
+        The next state. A NaN, infinite or negative measurement leaves β where it is.
+
+    Source:
+        Ziegler et al. 2019, arXiv:1909.08593, section 2.2, and the code published with it.
+    """
+    if not _usable(measured_kl):
+        return _unsteered(state, measured_kl)
+    error = measured_kl / kl_target - 1
+    clipped = max(-0.2, min(0.2, error))
+    return ControllerState(
+        multiplier=state.multiplier * (1 + clipped * responses / horizon),
+        recent_kl=(*state.recent_kl, measured_kl)[-SETTLING_STEPS:],
+        error=error,
+        saturated=clipped != error,
+    )
+
+
 def step_target(
     state: ControllerState,
     measured_kl: float,
@@ -94,8 +134,8 @@ def step_target(
     Returns:
         The next state. A NaN, infinite or negative measurement leaves β where it is.
     """
-    if not math.isfinite(measured_kl) or measured_kl < -ROUNDING:
-        return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
+    if not _usable(measured_kl):
+        return _unsteered(state, measured_kl)
     recent = (*state.recent_kl, measured_kl)[-SETTLING_STEPS:]
     change = measured_kl - (state.recent_kl[-1] if state.recent_kl else measured_kl)
     ahead = (measured_kl + STEPS_AHEAD * change) / kl_target - 1
@@ -111,6 +151,16 @@ def step_target(
         saturated=held or at_bound or error != ahead,
         note=f"β is at its bound {multiplier * bounded:g}" if at_bound else "",
     )  # fmt: skip
+
+
+def _usable(measured_kl: float) -> bool:
+    """A KL is finite and not negative, but for rounding."""
+    return math.isfinite(measured_kl) and measured_kl >= -ROUNDING
+
+
+def _unsteered(state: ControllerState, measured_kl: float) -> ControllerState:
+    """Leave β where it is and say why."""
+    return replace(state, error=None, saturated=True, note=f"KL measured as {measured_kl}")
 
 
 def _settled(recent: tuple[float, ...], kl_target: float) -> bool:

@@ -20,7 +20,9 @@ class Mean:
 
     @property
     def z(self) -> float | None:
-        """The mean in standard errors; None where all values are equal and so have no spread."""
+        """The mean in standard errors; None where equal values other than 0 show no spread."""
+        if self.mean == 0:
+            return 0.0
         return self.mean / self.standard_error if self.standard_error else None
 
 

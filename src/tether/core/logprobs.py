@@ -17,6 +17,8 @@ Head = Callable[[Float[Tensor, "positions hidden"]], Float[Tensor, "positions vo
 
 CHUNK_POSITIONS = 256
 """Positions whose full-vocabulary logits exist at once (50 MB at 49,152 entries in float32)."""
+CHUNK_LOGITS = CHUNK_POSITIONS * 49_152
+"""As many logits may exist at once where the vocabulary is small."""
 
 
 def predicting_positions(
@@ -24,6 +26,14 @@ def predicting_positions(
 ) -> Float[Tensor, "batch response hidden"]:
     """Select the state that predicted each response token: one before the token itself."""
     return hidden[:, prompt_width - 1 : prompt_width - 1 + response_width]
+
+
+def chunk_positions(vocab_size: int) -> int:
+    """Positions whose logits fit into one chunk: more than CHUNK_POSITIONS for a small vocabulary.
+
+    A language of eight words would otherwise spend its time on the chunks' overhead.
+    """
+    return max(CHUNK_POSITIONS, CHUNK_LOGITS // vocab_size)
 
 
 def log_softmax(
@@ -97,8 +107,9 @@ def chunked_token_logprobs(
         log π(token), nats, float32 (float64 for a float64 model).
     """
     parts = []
+    alone = len(tokens) <= chunk  # a single chunk computed twice would save no memory
     for states, targets in zip(hidden.split(chunk), tokens.split(chunk), strict=True):
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (alone and not head_is_frozen):
             part = token_logprobs(head(states), targets, temperature)
         elif head_is_frozen:
             part = _FrozenHeadLogprobs.apply(states, targets, head, temperature)

@@ -42,6 +42,7 @@ class Judgements:
         scores: mean ratings; None where only pairs are known.
         pairs: (better, worse) indices into the texts.
         clusters: texts of one cluster are dependent: the text itself, or its prompt.
+        rows: each text's row in its source, counted from 1; () or None where it has none.
     """
 
     texts: tuple[str, ...]
@@ -49,6 +50,13 @@ class Judgements:
     scores: Float[Tensor, " texts"] | None
     pairs: Int[Tensor, "pairs 2"]
     clusters: Int[Tensor, " texts"]
+    rows: tuple[int | None, ...] = ()
+
+    def place(self, index: int) -> str:
+        """How a message names a text: by its row, where it has one, and its beginning."""
+        text = repr(self.texts[index][:60])
+        row = self.rows[index] if self.rows else None
+        return text if row is None else f"row {row} ({text})"
 
 
 def from_ratings(ratings: Sequence[Rating], gap: float) -> Judgements:
@@ -60,6 +68,7 @@ def from_ratings(ratings: Sequence[Rating], gap: float) -> Judgements:
         scores=scores,
         pairs=(scores[:, None] - scores[None, :] >= gap).nonzero(),
         clusters=torch.arange(len(ratings)),
+        rows=tuple(rating.row for rating in ratings),
     )
 
 
@@ -73,6 +82,7 @@ def from_preferences(preferences: Sequence[Preference]) -> Judgements:
         scores=None,
         pairs=torch.arange(len(rows)).reshape(-1, 2),
         clusters=torch.tensor([known[prompt] for prompt, _ in rows], dtype=torch.long),
+        rows=tuple(p.row for p in preferences for _ in range(2)),
     )
 
 

@@ -5,7 +5,7 @@ so that `prompt + chosen` is what a model reads; tokens are deliberately absent.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tether.data.readers import Row, require_column, require_text
@@ -23,11 +23,13 @@ class Preference:
         prompt: what both answers follow, chat template applied where the source had messages.
         chosen: the answer that was preferred, without the prompt.
         rejected: the other answer, without the prompt.
+        row: where the source has it, counted from 1; None where it has no rows.
     """
 
     prompt: str
     chosen: str
     rejected: str
+    row: int | None = field(default=None, compare=False)
 
 
 def load_preferences(rows: list[Row], field: str, render: Render) -> list[Preference]:
@@ -59,7 +61,7 @@ def load_preferences(rows: list[Row], field: str, render: Render) -> list[Prefer
         rejected = require_text(rejected, number, "rejected", field)
         if chosen == rejected:
             raise DataError(f"{place}: chosen and rejected are the same text; remove the row")
-        pairs.append(Preference(prompt=prompt, chosen=chosen, rejected=rejected))
+        pairs.append(Preference(prompt=prompt, chosen=chosen, rejected=rejected, row=number))
     return pairs
 
 

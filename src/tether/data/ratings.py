@@ -1,13 +1,16 @@
 """Texts that people rated, and the pairs that follow from the ratings."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tether.data.readers import Row, require_column, require_text
 from tether.errors import DataError
+
+LARGEST_SCORE = 1e6
+"""A rating beyond this, either way, is a slip: no difference of ratings would survive float32."""
 
 _BLOCK = 1024  # rows of the comparison matrix held at once
 
@@ -20,11 +23,13 @@ class Rating:
         text: what was rated, as it was shown.
         score: its mean rating, higher is better, in the units of the source.
         raters: each person's rating, same units; () where the source has none.
+        row: where the source has it, counted from 1; None where it has no rows.
     """
 
     text: str
     score: float
     raters: tuple[float, ...] = ()
+    row: int | None = field(default=None, compare=False)
 
 
 def load_ratings(rows: list[Row], field: str) -> list[Rating]:
@@ -35,7 +40,7 @@ def load_ratings(rows: list[Row], field: str) -> list[Rating]:
         field: the option that named the source, for messages.
 
     Raises:
-        DataError: a column is missing, a text is empty or a number is not finite.
+        DataError: a column is missing, a text is empty or a number is not finite or beyond ±1e6.
     """
     require_column(rows, "text", field)
     score_column = "rating" if "rating" in rows[0] and "score" not in rows[0] else "score"
@@ -46,6 +51,7 @@ def load_ratings(rows: list[Row], field: str) -> list[Rating]:
             text=require_text(row["text"], number, "text", field),
             score=_number(row[score_column], number, score_column, field),
             raters=_numbers(row.get(raters_column), number, raters_column, field),
+            row=number,
         )
         for number, row in enumerate(rows, 1)
     ]
@@ -83,6 +89,9 @@ def _number(value: Any, row: int, column: str, field: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise DataError(f"{field}: row {row}, {column!r}: got {value!r}; it must be a number")
+    if abs(number) > LARGEST_SCORE:
+        allowed = f"within ±{LARGEST_SCORE:g}; correct it or rescale the ratings"
+        raise DataError(f"{field}: row {row}, {column!r}: got {value!r}; it must be {allowed}")
     return number
 
 

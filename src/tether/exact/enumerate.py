@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from tether.core.logprobs import log_softmax
 from tether.exact.tree import Tree, gather, gather_states
-from tether.models.load import output_head
-from tether.models.trunk import final_hidden
+from tether.models.trunk import final_hidden, output_head
 
 Table = Float[Tensor, "prefixes vocab"]
 """Next-token log-probabilities of every prefix of a tree, nats."""

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from tether.core.logprobs import log_softmax
 from tether.exact.optimum import Point
-from tether.models.load import output_head
-from tether.models.trunk import final_hidden
+from tether.models.trunk import final_hidden, output_head
 
 Chain = Float[Tensor, "time prev vocab"]
 """Log-probabilities of the next token at each step after each token, nats."""

@@ -15,8 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tether.core.logprobs import log_softmax
 from tether.core.masking import length_mask, position_ids
-from tether.models.load import Base, output_head
-from tether.models.trunk import keeping
+from tether.models.load import Base
+from tether.models.trunk import keeping, output_head
 from tether.types import Generation, PromptBatch
 
 

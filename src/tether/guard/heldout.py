@@ -18,8 +18,8 @@ from tether.core.logprobs import chunked_token_logprobs
 from tether.core.masking import masked_row_sum
 from tether.generation.sequences import response_states, sequence
 from tether.guard.diversity import distinct_n, top_ngram
-from tether.models.load import Policy, output_head, reference_of
-from tether.models.trunk import final_hidden
+from tether.models.load import Policy, reference_of
+from tether.models.trunk import final_hidden, output_head
 from tether.models.word_judge import WordJudge
 from tether.types import Drift, Generation, Rollout
 
@@ -61,7 +61,8 @@ def answers(rollout: Rollout, scores: Float[Tensor, " batch"], judge: WordJudge 
 def compare_answers(policy: Answers, reference: Answers) -> dict[str, float]:
     """Metrics of the policy's answers against the reference's, paired by prompt.
 
-    Judge differences are in standard deviations of the judge over the reference's answers.
+    Judge differences are in standard deviations of the judge over the reference's answers; where
+    it gives all of those the same score there is no such unit and no judge metric.
     """
     texts, ref_texts = list(policy.responses), list(reference.responses)
     distinct, ref_distinct = distinct_n(texts, 2), distinct_n(ref_texts, 2)
@@ -74,7 +75,13 @@ def compare_answers(policy: Answers, reference: Answers) -> dict[str, float]:
     }
     if ref_distinct > 0:
         row["heldout/distinct_2_ratio"] = distinct / ref_distinct
-    return row | (_judge_metrics(policy, reference) if policy.judged else {})
+    judged = policy.judged and judge_varies(reference)
+    return row | (_judge_metrics(policy, reference) if judged else {})
+
+
+def judge_varies(reference: Answers) -> bool:
+    """True where the judge tells at least two of the answers apart."""
+    return len(set(reference.judged)) > 1
 
 
 def _judge_metrics(policy: Answers, reference: Answers) -> dict[str, float]:

@@ -14,21 +14,15 @@ from jaxtyping import Int
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import logging as transformers_logging
 
 from tether.config import ModelConfig
-from tether.core.logprobs import Head
 from tether.errors import ConfigError
-from tether.models.builtin import resolve_model
 from tether.models.heads import ValueHead
-from tether.models.trunk import decoder_layers, final_hidden, keeping
+from tether.models.pretrained import read_pretrained
+from tether.models.trunk import decoder_layers
+from tether.models.usable import check_parts, check_vocabulary
 
 POLICY_ADAPTER = "default"
 
@@ -100,22 +94,9 @@ def load_base(config: ModelConfig, *, device: torch.device) -> Base:
     """Load a model and tokenizer from a folder, the hub or a built-in name; safetensors only.
 
     Raises:
-        ConfigError: nothing usable is there; the message says what was tried.
+        ConfigError: nothing usable is there, or the model cannot do what a run asks of it.
     """
-    source = resolve_model(config.name)
-    transformers_logging.disable_progress_bar()  # the run shows its own progress
-    options = {"trust_remote_code": config.trust_remote_code}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        lm = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, config.dtype), use_safetensors=True, **options
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model.name: got {config.name!r}; no causal language model could be loaded from it "
-            f"({reason}); give a folder with safetensors, a hub name or builtin:smollm2-135m"
-        ) from error
+    lm, tokenizer = read_pretrained(config)
     lm.to(device)  # type: ignore[arg-type]
     lm.eval().requires_grad_(requires_grad=False)
     eos_tokens = _eos_tokens(lm, tokenizer, config.name).to(device)
@@ -124,10 +105,11 @@ def load_base(config: ModelConfig, *, device: torch.device) -> Base:
         lm=lm,
         tokenizer=tokenizer,
         eos_tokens=eos_tokens,
-        pad_token=int(eos_tokens[0]) if pad is None else pad,
+        pad_token=pad if isinstance(pad, int) else int(eos_tokens[0]),
         name=config.name,
     )
-    check_parts(base)
+    check_vocabulary(lm, tokenizer, eos_tokens)
+    check_parts(lm)
     return base
 
 
@@ -141,44 +123,6 @@ def _eos_tokens(
     if not known:
         raise ConfigError(f"model.name: {name!r} has no EOS token, so no response could end")
     return torch.tensor(known)
-
-
-def output_head(lm: PreTrainedModel) -> Head:
-    """The map from final hidden states to logits.
-
-    Raises:
-        ConfigError: the model has no output layer.
-    """
-    head = lm.get_output_embeddings()
-    if not isinstance(head, nn.Module):
-        raise ConfigError(f"model.name: {type(lm).__name__} has no output layer")
-    return head
-
-
-@torch.no_grad()
-def check_parts(base: Base) -> None:
-    """Prove on a few tokens that trunk, replayed layers and head give the model's own logits.
-
-    Raises:
-        ConfigError: the architecture does more to its logits or layers than we reproduce.
-    """
-    vocabulary = base.lm.config.get_text_config().vocab_size
-    tokens = (torch.arange(12, device=base.device) * 7 % vocabulary).reshape(2, 6)
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    expected = base.lm(input_ids=tokens, attention_mask=mask.long()).logits.float()
-    middle = base.layer_count // 2
-    with keeping(base.lm, [middle] if middle else []) as kept:
-        whole = final_hidden(base.lm, tokens, mask)
-    replayed = final_hidden(base.lm, tokens, mask, above=middle, entering=kept.get(middle))
-    head = output_head(base.lm)
-    floor = 1e-3 if base.lm.dtype == torch.float32 else 0.25
-    for name, hidden in (("output layer", whole), ("layers", replayed)):
-        gap = (head(hidden).float() - expected).abs().max().item()
-        if not gap <= floor:
-            raise ConfigError(
-                f"model.name: the {name} of {type(base.lm).__name__} cannot be run in parts "
-                f"(logits differ by {gap:.2g}); this architecture is not supported yet"
-            )
 
 
 def make_policy(base: Base, config: ModelConfig, *, value_units: int, seed: int = 0) -> Policy:

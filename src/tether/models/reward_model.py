@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 from jaxtyping import Bool, Float, Int
 from peft import LoraConfig, PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tether.core.masking import length_mask
-from tether.errors import CheckpointError, ConfigError
+from tether.errors import CheckpointError, ConfigError, TetherError
 from tether.models.heads import RewardHead, pool, pooling_mask
 from tether.models.load import POLICY_ADAPTER, Base, lora_config
 from tether.models.trunk import hidden_after
@@ -201,10 +202,24 @@ def load_reward_model(folder: Path, base: Base) -> tuple[RewardModel, dict[str, 
     """Load a head and its adapter's weights; `attach_reward_adapter` puts those on the base.
 
     Raises:
-        CheckpointError: a file is missing, or it was fitted on another language model.
+        CheckpointError: a file is missing or damaged, or it was fitted on another language model.
     """
     if not (folder / "reward_model.json").exists():
         raise CheckpointError(f"reward.model: got {str(folder)!r}; it holds no reward_model.json")
+    try:
+        return _read_reward_model(folder, base)
+    except TetherError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError,
+            SafetensorError) as error:  # fmt: skip
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"reward.model: {str(folder)!r} is damaged or was written by something else "
+            f"({reason}); fit it again"
+        ) from error
+
+
+def _read_reward_model(folder: Path, base: Base) -> tuple[RewardModel, dict[str, Tensor]]:
     fields = json.loads((folder / "reward_model.json").read_text("utf-8"))
     interval = fields.pop("accuracy_interval")
     spec = RewardSpec(**fields, accuracy_interval=tuple(interval) if interval else None)
@@ -213,11 +228,22 @@ def load_reward_model(folder: Path, base: Base) -> tuple[RewardModel, dict[str, 
             f"reward.model: {str(folder)!r} was fitted on {spec.base!r}, but model.name is "
             f"{base.name!r}; fit it again on this model"
         )
+    _check_spec(spec)
     head = new_head(base, layer=spec.layer, hidden_units=spec.hidden_units, seed=0)
     head.load_state_dict(load_file(folder / "head.safetensors"))
     head.requires_grad_(requires_grad=False)
     weights = load_file(folder / "adapter.safetensors") if spec.trunk == "adapter" else {}
     return RewardModel(head=head, spec=spec), weights
+
+
+def _check_spec(spec: RewardSpec) -> None:
+    """Refuse values that `save_reward_model` never writes."""
+    known = spec.pooling in ("mean", "last") and spec.trunk in ("frozen", "adapter")
+    if not known or spec.layer < 1 or spec.hidden_units < 0:
+        raise ValueError(
+            f"layer {spec.layer}, hidden_units {spec.hidden_units}, pooling {spec.pooling!r}, "
+            f"trunk {spec.trunk!r}"
+        )
 
 
 def reward_lora(lm: PreTrainedModel, spec: RewardSpec) -> LoraConfig:
@@ -232,6 +258,7 @@ def attach_reward_adapter(
 
     Raises:
         ConfigError: the policy is fully fine-tuned, so there is no untouched base to put it on.
+        CheckpointError: the weights are not those of an adapter of this shape.
     """
     if not weights:
         return model
@@ -241,6 +268,12 @@ def attach_reward_adapter(
         )
     adapter.add_adapter(REWARD_ADAPTER, reward_lora(base.lm, model.spec))
     own = dict(adapter.named_parameters())
+    expected = {name: p.shape for name, p in own.items() if REWARD_ADAPTER in name.split(".")}
+    if expected != {name: tensor.shape for name, tensor in weights.items()}:
+        raise CheckpointError(
+            "reward.model: adapter.safetensors is not an adapter of the rank and layers that "
+            "reward_model.json names; fit it again"
+        )
     for name, tensor in weights.items():
         own[name].data.copy_(tensor)
     adapter.set_adapter(POLICY_ADAPTER)

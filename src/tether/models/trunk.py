@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tether.core.logprobs import Head
 from tether.core.masking import position_ids
 from tether.errors import ConfigError
 
@@ -29,6 +30,18 @@ def decoder_layers(lm: PreTrainedModel) -> nn.ModuleList:
     raise ConfigError(
         f"model.name: {type(lm).__name__} has no list of {count} decoder layers; use another model"
     )
+
+
+def output_head(lm: PreTrainedModel) -> Head:
+    """The map from final hidden states to logits.
+
+    Raises:
+        ConfigError: the model has no output layer.
+    """
+    head = lm.get_output_embeddings()
+    if not isinstance(head, nn.Module):
+        raise ConfigError(f"model.name: {type(lm).__name__} has no output layer")
+    return head
 
 
 @contextmanager

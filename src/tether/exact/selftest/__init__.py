@@ -1,0 +1,1 @@
+"""The self-test: production code against the oracle, and against its own known ways to be wrong."""
