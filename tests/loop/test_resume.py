@@ -72,9 +72,9 @@ def rewrite_prompts(folder):
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
 
 
-def retrain_tokenizer(folder):
+def give_a_template(folder):
     tokenizer = tiny_tokenizer(VOCAB)
-    tokenizer.add_tokens(["new"])
+    tokenizer.chat_template = "{{ messages }}"
     tokenizer.save_pretrained(folder / "model")
 
 
@@ -85,7 +85,7 @@ def edit_reward(folder):
 
 CHANGES = {
     "prompts": (rewrite_prompts, "held-out prompts, training prompts"),
-    "tokenizer": (retrain_tokenizer, "began: tokenizer"),
+    "tokenizer": (give_a_template, "began: tokenizer"),
     "reward function": (edit_reward, "source of toy_rewards:many_w5"),
 }
 
