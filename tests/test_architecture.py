@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tether"
 FLOORS: tuple[set[str], ...] = (
     {"tether", "errors", "checks", "distributed", "observer"},
-    {"types", "config", "recipe_text", "metrics", "checkpoint"},
+    {"types", "config", "recipe_text", "metrics", "run_folder", "checkpoint"},
     {"core", "data", "models", "report"},
     {"generation", "rewards", "update", "fit"},
     {"rollout", "guard"},
-    {"train", "baseline", "prepare", "summary", "run"},
+    {"train", "baseline", "prepare", "provenance", "progress", "summary", "run"},
     {"exact"},
     {"study"},
     {"cli", "integrations", "__main__"},

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -161,14 +162,27 @@ def store_baseline(run: Path, baseline: Baseline) -> None:
 
 
 def stored_baseline(run: Path, policy: Policy) -> Baseline:
-    """Read the baseline back and insist that the reference's weights are the same ones."""
-    data = json.loads((run / "reference.json").read_text("utf-8"))
-    if data["fingerprint"] != reference_fingerprint(policy):
+    """Read the baseline back and insist that the reference's weights are the same ones.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or the weights are others.
+    """
+    path = run / "reference.json"
+    try:
+        data: dict[str, Any] = dict(json.loads(path.read_text("utf-8")))
+        data["answers"] = answers_from_json(data["answers"])
+        stored = Baseline(**data)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"--resume: {str(path)!r} is missing or damaged, and the run cannot be compared with "
+            "its reference without it; put it back or start the run anew"
+        ) from error
+    if stored.fingerprint != reference_fingerprint(policy):
         raise CheckpointError(
             f"--resume: the weights of {policy.base.name!r} are not those that {str(run)!r} began "
             "with; put the original model back"
         )
-    return Baseline(**data | {"answers": answers_from_json(data["answers"])})
+    return stored
 
 
 def first_controller(recipe: Recipe, baseline: Baseline, observer: Observer) -> ControllerState:

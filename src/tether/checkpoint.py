@@ -12,13 +12,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tether.errors import CheckpointError
+from tether.run_folder import checkpoints
 
 KEPT = 2
 """Checkpoints kept; the older one stays until the newer one is whole."""
+
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -35,7 +39,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     """SHA-256 over the bytes of tensors in order, to tell whether weights are the same ones."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -71,48 +75,78 @@ def restore_optimizer(
 
 
 def save_checkpoint(
-    folder: Path,
+    run: Path,
     *,
     step: int,
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     state: dict,
 ) -> Path:
-    """Write `checkpoints/step-N`, whole or not at all, and drop all but the last two."""
-    target = folder / f"step-{step:06d}"
-    aside = folder / f".writing-{step:06d}"
+    """Write `RUN/checkpoints/step-N`, whole or not at all, and drop all but the last two."""
+    folder = run / "checkpoints"
+    target, aside = folder / f"step-{step:06d}", folder / f".writing-{step:06d}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_file(
-        {n: p.detach().contiguous() for n, p in parameters.items()}, aside / "weights.safetensors"
-    )
-    save_file(flatten_optimizer(optimizer, list(parameters)), aside / "optimizer.safetensors")
-    write_atomically(aside / "state.json", json.dumps({"step": step} | state, indent=2) + "\n")
+    save_file({n: p.detach().contiguous() for n, p in parameters.items()}, aside / WEIGHTS)
+    save_file(flatten_optimizer(optimizer, list(parameters)), aside / OPTIMIZER)
+    digests = {name: _digest(aside / name) for name in (WEIGHTS, OPTIMIZER)}
+    whole = {"step": step, "sha256": digests} | state
+    write_atomically(aside / "state.json", json.dumps(whole, indent=2) + "\n")
     shutil.rmtree(target, ignore_errors=True)
     aside.rename(target)
-    for old in sorted(folder.glob("step-*"))[:-KEPT]:
+    for old in checkpoints(run)[:-KEPT]:
         shutil.rmtree(old)
     return target
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damaged(run: Path, reason: str) -> CheckpointError:
+    """The newest checkpoint cannot be used: why, and what a person can do; nothing is guessed."""
+    newest, older = checkpoints(run)[-1], checkpoints(run)[:-1]
+    way = (
+        f"remove that folder to continue from {older[-1].name}"
+        if older
+        else "there is no older one; start the run anew"
+    )
+    return CheckpointError(f"--resume: {str(newest)!r} is damaged ({reason}); {way}")
+
+
 def load_checkpoint(
-    folder: Path, *, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    run: Path, *, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict:
     """Load the newest checkpoint into parameters and optimiser; return its state.
 
     Raises:
-        CheckpointError: there is none, or it belongs to another recipe.
+        CheckpointError: there is none, it is damaged, or it belongs to another recipe.
     """
-    found = sorted(folder.glob("step-*"))
+    found = checkpoints(run)
     if not found:
-        raise CheckpointError(f"--resume: {str(folder)!r} holds no checkpoint; start the run anew")
-    weights = load_file(found[-1] / "weights.safetensors")
-    if set(weights) != set(parameters):
+        raise CheckpointError(f"--resume: {str(run)!r} holds no checkpoint; start the run anew")
+    state, weights, moments = _read(run, found[-1])
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    if shapes != {name: parameter.shape for name, parameter in parameters.items()}:
         raise CheckpointError(
             f"--resume: {str(found[-1])!r} holds other parameters than this recipe trains"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
-    restore_optimizer(optimizer, list(parameters), load_file(found[-1] / "optimizer.safetensors"))
-    return json.loads((found[-1] / "state.json").read_text("utf-8"))
+    restore_optimizer(optimizer, list(parameters), moments)
+    return state
+
+
+def _read(run: Path, newest: Path) -> tuple[dict, dict[str, Tensor], dict[str, Tensor]]:
+    """State, weights and optimiser of a checkpoint, each what was written or an error."""
+    try:
+        state = dict(json.loads((newest / "state.json").read_text("utf-8")))
+        for name in (WEIGHTS, OPTIMIZER):
+            if _digest(newest / name) != state["sha256"][name]:
+                raise damaged(run, f"{name} is not what was written")
+        return state, load_file(newest / WEIGHTS), load_file(newest / OPTIMIZER)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise damaged(run, reason) from error

@@ -169,7 +169,7 @@ def _descend(
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
     for epoch in range(epochs):
-        for texts, pairs in _groups(judged, size, gap, seed * 1000 + epoch):
+        for texts, pairs in _groups(judged, size, gap, (seed * 1000 + epoch) % 2**63):
             scores = scores_of(texts)
             optimizer.zero_grad(set_to_none=True)
             pairwise_reward_loss(scores[pairs[:, 0]], scores[pairs[:, 1]]).backward()

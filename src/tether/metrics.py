@@ -141,9 +141,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(whole, start=1):
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not a JSON object; the file is damaged") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number}: not a JSON object; the file is damaged")
+        rows.append(row)
     return rows
 
 

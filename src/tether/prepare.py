@@ -36,6 +36,7 @@ from tether.models.word_judge import (
 )
 from tether.observer import Observer
 from tether.rewards import Reward, load_function
+from tether.run_folder import require_empty, run_lock
 from tether.types import PromptBatch
 
 
@@ -88,27 +89,19 @@ def prepare(
         baseline = stored_baseline(run, policy)
     else:
         baseline = measure_baseline(recipe, policy, reward, judge, prompts, heldout, observer)
-        _store(run, recipe, model, judge, baseline)
     return Prepared(
         recipe=recipe, policy=policy, reward=reward, judge=judge, prompts=prompts,
         heldout=heldout, baseline=baseline,
     )  # fmt: skip
 
 
-def _store(
-    run: Path,
-    recipe: Recipe,
-    model: RewardModel | None,
-    judge: WordJudge | None,
-    baseline: Baseline,
-) -> None:
-    """Make the run folder, once nothing about the input can be wrong any more."""
-    run.mkdir(parents=True, exist_ok=True)
-    if model is not None and recipe.reward.fit:
-        save_reward_model(model, run / "reward_model")
-    if judge is not None:
-        save_word_judge(judge, run / "judge")
-    store_baseline(run, baseline)
+def store_prepared(run: Path, ready: Prepared) -> None:
+    """Write what a resumed run reads back, once nothing about the input can be wrong any more."""
+    if ready.reward.model is not None and ready.recipe.reward.fit:
+        save_reward_model(ready.reward.model, run / "reward_model")
+    if ready.judge is not None:
+        save_word_judge(ready.judge, run / "judge")
+    store_baseline(run, ready.baseline)
 
 
 def reward_and_judge(
@@ -150,7 +143,11 @@ def fit_reward(recipe: Recipe, folder: Path, observer: Observer) -> dict[str, An
         path, accuracy, accuracy_interval and pairs, as `tether fit-reward --json` prints them.
     """
     set_threads(recipe.threads)
-    ready = prepare(recipe, folder, observer, device=choose_device(recipe.device), resume=False)
+    device = choose_device(recipe.device)
+    with run_lock(folder):
+        require_empty(folder)
+        ready = prepare(recipe, folder, observer, device=device, resume=False)
+        store_prepared(folder, ready)
     assert ready.reward.model is not None
     spec = ready.reward.model.spec
     return {

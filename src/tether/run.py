@@ -9,14 +9,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from tether.baseline import first_controller, sample_and_read
-from tether.checkpoint import load_checkpoint, save_checkpoint, write_atomically
+from tether.baseline import sample_and_read
+from tether.checkpoint import write_atomically
 from tether.config import Recipe
 from tether.core.controllers import ControllerState
 from tether.core.ledger import ledger_row
@@ -24,18 +22,17 @@ from tether.data.splits import derived_seed
 from tether.distributed import choose_device, environment, peak_memory_mib, set_threads
 from tether.guard.heldout import answers, heldout_row, sample_rows
 from tether.metrics import append_jsonl, check_row, read_jsonl
-from tether.models.load import POLICY_ADAPTER, policy_parameters
+from tether.models.load import POLICY_ADAPTER
 from tether.observer import Observer
 from tether.prepare import Prepared, prepare
-from tether.recipe_text import recipe_yaml
+from tether.progress import Progress, begin, can_resume, restore, save
 from tether.report import build_report
 from tether.rewards import score
 from tether.rollout import measure_kl
+from tether.run_folder import require_empty, run_lock
 from tether.summary import summarise
 from tether.train import train_step
 from tether.update import make_optimizer
-
-LOGS = ("metrics.jsonl", "ledger.jsonl", "samples.jsonl")
 
 
 def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False) -> dict:
@@ -54,28 +51,37 @@ def train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool = False
         TetherError: bad input, a failed gate, or a number that is not finite.
         KeyboardInterrupt: asked to stop; the step was finished and a checkpoint written.
     """
+    with run_lock(run) as locked:
+        if not locked:
+            observer.note("run: no file locks here; start no second process on this folder")
+        if not resume:
+            require_empty(run)
+        return _train(recipe, run, observer, resume=resume and can_resume(run, observer))
+
+
+def _train(recipe: Recipe, run: Path, observer: Observer, *, resume: bool) -> dict:
+    """Train in a folder that is ours."""
     began = time.monotonic()
     threads = set_threads(recipe.threads)
     device = choose_device(recipe.device)
     ready = prepare(recipe, run, observer, device=device, resume=resume)
     optimizer = make_optimizer(ready.policy, recipe.ppo, recipe.critic)
     if resume:
-        done, controller, seconds = _restore(run, ready, optimizer)
+        at = restore(run, ready, optimizer, observer)
     else:
-        done, seconds = 0, 0.0
-        controller = first_controller(recipe, ready.baseline, observer)
-        _write_settings(run, ready, environment(device, threads))
-        _save(run, ready, optimizer, controller, step=0, seconds=time.monotonic() - began)
+        at = begin(run, ready, optimizer, observer, environment(device, threads))
+    before, controller = at.seconds, at.controller
     with stop_after_step() as stopping:
-        for step in range(done + 1, recipe.steps + 1):
+        for step in range(at.step + 1, recipe.steps + 1):
             controller = _one_step(run, ready, optimizer, controller, observer, step=step)
             if stopping() or step % recipe.checkpoint_every == 0 or step == recipe.steps:
-                spent = seconds + time.monotonic() - began
-                _save(run, ready, optimizer, controller, step=step, seconds=spent)
+                spent = before + time.monotonic() - began
+                at = Progress(step=step, controller=controller, seconds=spent)
+                save(run, ready, optimizer, at)
             if stopping() and step < recipe.steps:
                 build_report(run)
                 raise KeyboardInterrupt
-    return _finish(run, ready, seconds=seconds + time.monotonic() - began)
+    return _finish(run, ready, seconds=before + time.monotonic() - began)
 
 
 def _one_step(
@@ -154,53 +160,6 @@ def stop_after_step() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
-
-
-def _trained(ready: Prepared) -> dict[str, nn.Parameter]:
-    """All trained parameters by name, in the optimiser's order."""
-    value = ready.policy.value_head.named_parameters(prefix="value_head")
-    return policy_parameters(ready.policy) | dict(value)
-
-
-def _save(
-    run: Path,
-    ready: Prepared,
-    optimizer: torch.optim.AdamW,
-    controller: ControllerState,
-    *,
-    step: int,
-    seconds: float,
-) -> None:
-    """Write a checkpoint with the length of every log, so that a resumed run cuts them there."""
-    lengths = {name: len(read_jsonl(run / name)) for name in LOGS}
-    save_checkpoint(
-        run / "checkpoints",
-        step=step,
-        parameters=_trained(ready),
-        optimizer=optimizer,
-        state={"controller": asdict(controller), "seconds": seconds, "log_lines": lengths},
-    )
-
-
-def _restore(
-    run: Path, ready: Prepared, optimizer: torch.optim.AdamW
-) -> tuple[int, ControllerState, float]:
-    """Load the newest checkpoint; drop log lines written after it."""
-    state = load_checkpoint(run / "checkpoints", parameters=_trained(ready), optimizer=optimizer)
-    for name, lines in state["log_lines"].items():
-        rows = read_jsonl(run / name)[:lines]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_atomically(run / name, text)
-    fields = state["controller"]
-    fields["recent_kl"] = tuple(fields["recent_kl"])
-    return state["step"], ControllerState(**fields), state["seconds"]
-
-
-def _write_settings(run: Path, ready: Prepared, facts: dict) -> None:
-    """Write config.yaml and environment.json."""
-    write_atomically(run / "config.yaml", recipe_yaml(ready.recipe))
-    facts = facts | {"seed": ready.recipe.seed, "reference_sha256": ready.baseline.fingerprint}
-    write_atomically(run / "environment.json", json.dumps(facts, indent=2) + "\n")
 
 
 def _finish(run: Path, ready: Prepared, *, seconds: float) -> dict:

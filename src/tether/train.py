@@ -50,10 +50,9 @@ def train_step(
     """
     recipe, policy = ready.recipe, ready.policy
     sampling, beta, times = recipe.generation, controller.kl_coef, dict[str, float]()
-    prompts = next_prompts(ready, step)
     with timed(times, "generate_s"):
         rollout = collect_rollout(
-            policy, prompts, responses_per_prompt=sampling.responses_per_prompt,
+            policy, next_prompts(ready, step), responses_per_prompt=sampling.responses_per_prompt,
             max_new_tokens=sampling.max_new_tokens, temperature=sampling.temperature,
             seed=derived_seed(recipe.seed, "sampling", step), reward_layer=ready.reward.layer,
             recompute_logprobs=ready.baseline.recompute_logprobs, memory_gib=sampling.memory_gib,

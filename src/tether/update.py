@@ -51,12 +51,19 @@ def make_optimizer(policy: Policy, ppo: PPOConfig, critic: CriticConfig) -> torc
     return torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)
 
 
+def rate_factor(final_fraction: float, *, step: int, steps: int) -> float:
+    """Share of the learning rate: 1 at step 1, falling linearly to its fraction at the last step.
+
+    1 − (1 − final_fraction) (step − 1)/(steps − 1),    1 where step 1 is the only one
+    """
+    return 1 - (1 - final_fraction) * (step - 1) / max(1, steps - 1)
+
+
 def set_learning_rates(
     optimizer: torch.optim.AdamW, ppo: PPOConfig, critic: CriticConfig, *, step: int, steps: int
 ) -> None:
-    """Let both rates fall linearly from the first step to their final fraction at the last."""
-    progress = (step - 1) / max(1, steps - 1)
-    factor = 1 - (1 - ppo.final_learning_rate_fraction) * progress
+    """Set both rates to their share at a step."""
+    factor = rate_factor(ppo.final_learning_rate_fraction, step=step, steps=steps)
     rates = (ppo.learning_rate, critic.learning_rate)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor

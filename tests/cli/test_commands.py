@@ -40,7 +40,8 @@ def calls(monkeypatch):
         if recipe.seed == 3:
             raise TrainingDiverged("score/mean is nan; the step is not recorded as a result")
         if recipe.seed == 4:
-            (run / "checkpoints" / "step-000001").mkdir(parents=True)
+            run.mkdir()
+            (run / "config.yaml").write_text("steps: 40")
             raise KeyboardInterrupt
         if recipe.seed == 5:
             raise RuntimeError("our own mistake")
@@ -82,6 +83,15 @@ MISTAKES = {
     "reward and resume": (["fit-reward", "recipe.yaml", "--resume", "full"], "not for fit-reward"),
     "unknown command": (["trian"], "unknown command 'trian'; did you mean train?"),
     "nothing like it": (["zzz"], "tether --help lists the commands"),
+    "run under a file": (["train", "recipe.yaml", "--run", "recipe.yaml/x"], "cannot be written"),
+    "run with a long name": (["train", "recipe.yaml", "--run", "n" * 300], "cannot be written"),
+    "run nowhere": (
+        ["fit-reward", "recipe.yaml", "--reward.fit", "x.csv", "--run", "/proc/x/y"],
+        "cannot be written",
+    ),
+    "resume a long name": (["train", "--resume", "n" * 300], "cannot be read"),
+    "report of a binary configuration": (["report", "binary"], "config.yaml: not the config"),
+    "show of a binary configuration": (["show", "binary"], "config.yaml: not the configuration"),
     "report of nothing": (["report", "none"], "it must be a run folder"),
     "report without run": (["report"], "required: RUN; see tether report --help"),
     "show with a wrong option": (["show", "full", "--jsn"], "unrecognized arguments: --jsn"),
@@ -96,6 +106,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_and_nothing_is_written(
     here, calls, capsys, arguments, expected
 ):
     begun_run(here / "full", seed=1)
+    (begun_run(here / "binary") / "config.yaml").write_bytes(b"\xff\x00\x01")
     before = files_in(here)
     assert main(arguments) == 2
     out, err = capsys.readouterr()
@@ -146,6 +157,30 @@ def test_json_is_all_that_is_on_stdout(here, calls, capsys):
     assert main(["train", "--json", "recipe.yaml"]) == 0
     assert json.loads(capsys.readouterr().out) == RESULT
     assert str(calls[0][1]).startswith("runs/recipe-")
+
+
+NOISY = """
+import ctypes, os, subprocess, sys, types
+import tether.cli
+def train(recipe, run, observer, *, resume=False):
+    print("by print")
+    sys.__stdout__.write("by the original stream ")
+    os.write(1, b"by descriptor ")
+    subprocess.run(["echo", "by a process"], check=True)
+    ctypes.CDLL(None).puts(b"by a library")
+    return {"run": "r"}
+sys.modules["tether.run"] = types.SimpleNamespace(train=train)
+sys.exit(tether.cli.main(["train", "recipe.yaml", "--json"]))
+"""
+
+
+def test_nothing_that_a_reward_writes_gets_between_stdout_and_the_json(here):
+    done = subprocess.run(
+        [sys.executable, "-c", NOISY], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"run": "r"})
+    for part in ("print", "the original stream", "descriptor", "a process", "a library"):
+        assert f"by {part}" in done.stderr
 
 
 def test_resume_takes_the_runs_own_recipe_and_more_steps(here, calls):

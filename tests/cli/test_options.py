@@ -136,7 +136,48 @@ BAD = {
     "nested deeply": ("[" * 5000, 0, "nested too deeply"),
     "out of range": ("kl: {target: 0}", None, "kl.target: got 0.0; it must be above 0"),
     "out of range, root": ("seed: -1", None, "seed: got -1; it must be 0 or above"),
+    "seed of 64 bits": (f"seed: {2**63}", None, f"seed: got {2**63}; it must be at most"),
+    "threads": ("threads: 5000", None, "threads: got 5000; it must be at most 4096"),
+    "tokens": ("generation.max_new_tokens: 1099511627776", None, "generation.max_new_tokens: got"),
+    "answers": ("generation.responses_per_prompt: 1073741824", None, "generation.responses_per"),
+    "batch": (
+        "{prompts: {per_step: 4096}, generation: {responses_per_prompt: 4096}}",
+        None,
+        "prompts.per_step × generation.responses_per_prompt: got 16777216; it must be 2 to",
+    ),
+    "prompts": ("prompts.per_step: 9999999999", None, "prompts.per_step: got 9999999999; it must"),
+    "rank": (
+        "model.lora_rank: 99999999",
+        None,
+        "model.lora_rank: got 99999999; it must be at most",
+    ),
+    "units": ("reward.hidden_units: 99999999", None, "reward.hidden_units: got 99999999; it must"),
+    "critic": ("critic.hidden_units: 99999999", None, "critic.hidden_units: got 99999999; it must"),
+    "epochs": ("ppo.epochs: 9999999999", None, "ppo.epochs: got 9999999999; it must be at most"),
 }
+
+IDLE = {
+    "reward.layer": "3", "reward.pooling": "last", "reward.hidden_units": "0", "reward.gap": "2",
+    "reward.trunk": "adapter", "reward.epochs": "3", "reward.max_texts": "99",
+    "model.lora_rank": "2", "model.lora_alpha": "2", "model.lora_first_layer": "1",
+    "kl.rate": "0.1", "kl.coef_min": "0.1", "kl.coef_max": "1",
+}  # fmt: skip
+NOT_FITTED = "{model: {trainable: full}, kl: {controller: fixed, coef: 0.2}, reward.model: folder}"
+FITTED = "{model: {trainable: lora}, kl: {controller: target, coef: 0.2}, reward.fit: pairs.csv}"
+
+
+@pytest.mark.parametrize(("name", "value"), IDLE.items(), ids=IDLE.keys())
+def test_an_option_without_effect_is_refused_and_taken_where_it_has_one(tmp_path, name, value):
+    default = options()[name].default
+    load(tmp_path, NOT_FITTED, f"--{name}={default}")  # as a resolved recipe has it
+    load(tmp_path, FITTED, f"--{name}={value}")
+    with pytest.raises(ConfigError, match=rf"^{name}: got .* left at {default!r} unless "):
+        load(tmp_path, NOT_FITTED, f"--{name}={value}")
+
+
+def test_a_target_may_stay_where_the_controller_is_switched_off(tmp_path):
+    assert load(tmp_path, NOT_FITTED, "--kl.target", "3").kl.target == 3
+
 
 BAD_FLAGS = {
     "misspelt": (

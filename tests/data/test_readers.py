@@ -66,6 +66,39 @@ def test_a_missing_file_is_named_with_the_nearest_one(tmp_path):
     assert "prompts.jsonl'" in message
 
 
+def test_a_directory_and_what_is_no_file_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts").mkdir()
+    for name in (str(tmp_path), "prompts"):  # the second could be a hub name
+        assert "it is a directory; name a file in it" in fails(name)
+    assert "it is no regular file" in fails("/dev/null")
+
+
+@pytest.mark.parametrize("name", ["n" * 300 + ".csv", "n" * 300, "~nobody-of-this-name/x.csv"])
+def test_a_path_that_the_system_cannot_look_for_is_named(name):
+    assert "it cannot be read: " in fails(name)
+
+
+def test_a_whole_character_written_as_two_escapes_is_read(tmp_path):
+    assert read_rows(write(tmp_path / "a.jsonl", '{"a": "\\ud83d\\ude00"}'), "f") == [{"a": "😀"}]
+
+
+def test_a_misspelt_name_without_ending_is_told_that_it_was_taken_for_a_hub_name(
+    tmp_path, monkeypatch, caplog
+):
+    def load(name, split):
+        raise OSError("not on the hub")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "prompts.jsonl", "{}")
+    with caplog.at_level("INFO", logger="tether"):
+        message = fails("prompts.json1")
+    assert "so it is taken for a hub name" in caplog.text
+    assert "no such file; did you mean 'prompts.jsonl'" in message
+    assert "datasets hub name with a 'train' split it cannot be loaded (not on the hub)" in message
+
+
 def test_a_missing_folder_is_named(tmp_path):
     assert "no folder" in fails(str(tmp_path / "no" / "x.jsonl"))
 
@@ -83,6 +116,10 @@ def test_a_missing_folder_is_named(tmp_path):
         ("a.csv", 'a\n"open\n', "not CSV"),
         ("a.txt", "text", "must end in"),
         ("a.parquet", "text", "cannot be read"),
+        ("a.jsonl", '{"a": 1}\n{"a": ' + "[" * 100_000, "a.jsonl:2: nested too deeply"),
+        ("a.json", '[{"a": "[,"}, {"a": ' + "[" * 100_000, "a.json: item 2: nested too deeply"),
+        ("a.jsonl", '{"a": 1}\n{"a": {"b": ["\\ud800"]}}\n', "a.jsonl:2: holds \\ud800, half of"),
+        ("a.json", '[{"\\udfff": 1}]', "item 1: holds \\udfff, half of"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path, name, text, part):

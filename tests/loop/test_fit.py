@@ -49,14 +49,14 @@ def ratings(count: int, seed: int) -> list[Rating]:
 MODEL = ModelConfig(name="tiny", lora_rank=4, lora_alpha=8.0)
 
 
-def fitted(trunk: str, *, pooling: str = "mean"):
+def fitted(trunk: str, *, pooling: str = "mean", seed: int = 0):
     base = tiny_base()
     train, test = (from_ratings(ratings(n, s), 1.0) for n, s in ((300, 0), (80, 1)))
     reward = RewardConfig(
         layer=1, hidden_units=8, trunk=trunk, pooling=pooling, epochs=400 if trunk == "frozen" else 40
     )  # fmt: skip
     model, weights = fit_reward_model(
-        base, train, test, model=MODEL, reward=reward, seed=0, observer=SilentObserver()
+        base, train, test, model=MODEL, reward=reward, seed=seed, observer=SilentObserver()
     )
     return base, model, weights
 
@@ -239,3 +239,7 @@ def test_the_three_parts_share_no_text(tmp_path):
     assert all(texts)
     assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
     assert sum(map(len, texts)) == len(rated)
+
+
+def test_the_largest_seed_fits_too():
+    assert fitted("frozen", seed=2**63 - 1)[1].spec.accuracy > 0.85

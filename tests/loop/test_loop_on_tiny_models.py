@@ -17,7 +17,13 @@ from tether.generation.sequences import sequence
 from tether.models.load import reference_of
 from tether.models.trunk import final_hidden, keeping
 from tether.rollout import collect_rollout, measure_kl, read_reference, trainer_logprobs
-from tether.update import forward, make_optimizer, training_data, update_policy
+from tether.update import (
+    forward,
+    make_optimizer,
+    set_learning_rates,
+    training_data,
+    update_policy,
+)
 
 LIMIT = 6
 
@@ -326,3 +332,16 @@ def test_a_minibatch_beyond_the_kl_limit_is_not_applied_and_ends_the_epoch():
     expected = dict(by_hand.lm.named_parameters())
     for name, parameter in policy.lm.named_parameters():
         assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(1, [1.0]), (2, [1.0, 0.1]), (4, [1.0, 0.7, 0.4, 0.1])]
+)
+def test_the_learning_rates_reach_their_final_fraction_at_the_last_step(steps, expected):
+    ppo = PPOConfig(learning_rate=2.0, final_learning_rate_fraction=0.1)
+    critic = CriticConfig(learning_rate=3.0)
+    optimizer = make_optimizer(tiny_policy(), ppo, critic)
+    for step, factor in enumerate(expected, start=1):
+        set_learning_rates(optimizer, ppo, critic, step=step, steps=steps)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([2.0 * factor, 3.0 * factor], rel=1e-12, abs=0)

@@ -189,6 +189,59 @@ def test_a_damaged_file_is_named(run, name):
         build_report(run)
 
 
+ROW = '{"step": 1, "kl/ref_nats_per_response": 1.0%s}'
+SAMPLE = '{"step": 1, "prompt": "a", "reference": "b", "response": "c", "score": 1, %s}'
+BAD_ROWS = {
+    "empty metrics": ("metrics.jsonl", "{}", "step: got nothing"),
+    "text for a step": ("metrics.jsonl", '{"step": "x"}', "step: got 'x'"),
+    "a list": ("metrics.jsonl", "[]", "not a JSON object"),
+    "pairs": ("metrics.jsonl", '[["step", 1]]', "not a JSON object"),
+    "no KL": ("metrics.jsonl", '{"step": 1}', "kl/ref_nats_per_response: got nothing"),
+    "text for a number": ("metrics.jsonl", ROW % ', "score/mean": "x"', "score/mean: got 'x'"),
+    "NaN": ("metrics.jsonl", ROW % ', "score/mean": NaN', "score/mean: got nan"),
+    "infinite": ("metrics.jsonl", ROW % ', "score/mean": 1e999', "score/mean: got inf"),
+    "too large": ("metrics.jsonl", ROW % f', "score/mean": 1{"0" * 400}', "score/mean: got 1000"),
+    "true": ("metrics.jsonl", ROW % ', "score/mean": true', "score/mean: got True"),
+    "nested": ("metrics.jsonl", "[" * 100_000, "not a JSON object"),
+    "empty ledger": ("ledger.jsonl", "{}", "step: got nothing"),
+    "null in the ledger": ("ledger.jsonl", '{"step": 1, "nats": null}', "nats: got None"),
+    "empty samples": ("samples.jsonl", "{}", "step: got nothing"),
+    "half a sample": ("samples.jsonl", SAMPLE % '"kl": []', "reference_score: got nothing"),
+    "KL of text": (
+        "samples.jsonl", SAMPLE % '"reference_score": 0, "kl": ["x"]', "kl: got ['x']"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row", "says"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
+def test_a_row_that_is_none_of_ours_is_named_with_its_line(run, name, row, says):
+    lines = (run / name).read_text().split("\n")
+    (run / name).write_text("\n".join([lines[0], row, *lines[1:]]))
+    with pytest.raises(DataError, match=re.escape(f"{name}:2: {says}")) as caught:
+        build_report(run)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("config.yaml", b"\xff\x00\x01"),
+        ("config.yaml", b"steps: 1e400"),
+        ("config.yaml", b"steps: -1"),
+        ("config.yaml", b"[1, 2]"),
+        ("config.yaml", b"[" * 5000),
+        ("result.json", b"\xff"),
+        ("result.json", b'{"steps": 60}'),
+        ("environment.json", b"[1]"),
+        ("environment.json", b"[" * 100_000),
+    ],
+)
+def test_settings_and_results_that_are_damaged_are_named(run, name, data):
+    (run / name).write_bytes(data)
+    with pytest.raises(DataError, match=re.escape(name)):
+        build_report(run)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"config\.yaml"):
         build_report(tmp_path)

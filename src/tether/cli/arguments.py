@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from tether.config import Recipe
 from tether.errors import ConfigError
+from tether.run_folder import require_empty, run_lock
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,16 +69,14 @@ def new_folder(recipe: Recipe, recipe_path: str) -> Path:
     """Choose the folder that a command will write: the recipe's, or runs/<recipe>-<date>.
 
     Raises:
-        ConfigError: there is something in it already; nothing is ever overwritten.
+        ConfigError: there is something in it already, or it cannot be written.
+        CheckpointError: another process is writing to it.
     """
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     folder = Path(recipe.run or f"runs/{Path(recipe_path).stem}-{stamp}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"run: got {str(folder)!r}, which exists and is not empty; name another folder with "
-            "--run, or continue a run with tether train --resume"
-        )
-    return folder
+    require_empty(folder)
+    with run_lock(folder):  # made and gone again: it can be written, and nobody else does
+        return folder
 
 
 def print_json(document: object) -> None:
@@ -92,6 +91,10 @@ def existing_run(path: str) -> Path:
         ConfigError: there is no such run.
     """
     run = Path(path)
-    if not (run / "config.yaml").is_file():
+    try:
+        begun = (run / "config.yaml").is_file()
+    except OSError as error:
+        raise ConfigError(f"RUN: got {path!r}, which cannot be read: {error.strerror}") from error
+    if not begun:
         raise ConfigError(f"RUN: got {path!r}; it must be a run folder, one with config.yaml in it")
     return run

@@ -1,12 +1,12 @@
 """`tether fit-reward`: fit the reward model of a recipe, say how good it is."""
 
-import contextlib
 import sys
 
 from tether.checks import require
 from tether.cli.arguments import new_folder, print_json, split_arguments
 from tether.cli.options import load_recipe
 from tether.cli.schema import help_options
+from tether.cli.streams import results_only
 from tether.errors import ConfigError
 
 USAGE = """\
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
     from tether.cli.display import display
     from tether.prepare import fit_reward
 
-    with contextlib.redirect_stdout(sys.stderr), display() as observer:
+    with results_only(), display() as observer:
         result = fit_reward(recipe, folder, observer)
     if given.json:
         print_json(result)

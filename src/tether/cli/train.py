@@ -1,6 +1,5 @@
 """`tether train`: choose the run folder, train, say what came out."""
 
-import contextlib
 import shlex
 import sys
 from dataclasses import fields, replace
@@ -15,8 +14,10 @@ from tether.cli.arguments import (
 )
 from tether.cli.options import flag_settings, load_recipe
 from tether.cli.schema import help_options
+from tether.cli.streams import results_only
 from tether.config import Recipe
 from tether.errors import ConfigError
+from tether.run_folder import checkpoint_step, checkpoints
 
 USAGE = """\
 usage: tether train RECIPE.yaml [--section.field VALUE ...] [--json]
@@ -25,7 +26,8 @@ usage: tether train RECIPE.yaml [--section.field VALUE ...] [--json]
 Trains by a recipe and writes a run folder with a report. RECIPE.yaml sets the options below
 (kl: {target: 6} is --kl.target 6); what stands after it wins. true and false for switches.
 
-  --resume RUN  continue a run that was stopped, or one that shall take more steps
+  --resume RUN  continue a run that was stopped, or with --steps N one that shall take more
+                steps; the learning rate then falls over all N
   --json        print the result as one JSON document on stdout
 """
 
@@ -80,6 +82,9 @@ def resumed(given: RecipeArguments) -> tuple[Recipe, Path]:
         _require_same(
             replace(load_recipe(given.recipe, []), run=recipe.run, steps=recipe.steps), recipe
         )
+    done = max((checkpoint_step(path) for path in checkpoints(folder)), default=0)
+    if given.flags and recipe.steps <= done:
+        raise ConfigError(f"--steps: got {recipe.steps}; it must be above the {done} steps done")
     return recipe, folder
 
 
@@ -96,12 +101,11 @@ def _train(recipe: Recipe, folder: Path, *, resume: bool) -> dict:
     from tether.cli.display import display
     from tether.run import train
 
-    # what a user's reward function prints must not mix with the result
-    with contextlib.redirect_stdout(sys.stderr), display() as observer:
+    with results_only(), display() as observer:
         return train(recipe, folder, observer, resume=resume)
 
 
 def _how_to_go_on(folder: Path) -> str:
-    if any((folder / "checkpoints").glob("step-*")):
+    if (folder / "config.yaml").is_file():
         return f"stopped; continue with: tether train --resume {shlex.quote(str(folder))}\n"
-    return "stopped before the first checkpoint; start the run anew\n"
+    return "stopped before the run began; start it anew\n"

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tether.checks import require, require_not_negative, require_positive
+from tether.checks import (
+    require,
+    require_at_most,
+    require_default,
+    require_not_negative,
+    require_positive,
+)
+
+MOST_TOKENS = 1_048_576
+MOST_BATCH = 1_048_576
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +37,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_positive("model.", self, "lora_rank", "lora_alpha")
         require_not_negative("model.", self, "lora_first_layer")
-        first, allowed = self.lora_first_layer, "0 when model.trainable is full: all is trained"
-        require(self.trainable == "lora" or first == 0, "model.lora_first_layer", first, allowed)
+        require_at_most("model.", self, lora_rank=16_384)
+        if self.trainable == "full":
+            options = ("lora_rank", "lora_alpha", "lora_first_layer")
+            require_default("model.", self, *options, unless="model.trainable is lora")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,7 @@ class PromptsConfig:
 
     def __post_init__(self) -> None:
         require_positive("prompts.", self, "max_tokens", "per_step")
+        require_at_most("prompts.", self, max_tokens=MOST_TOKENS, per_step=MOST_BATCH)
         require_not_negative("prompts.", self, "first_words")
         require(2 <= self.heldout <= 128, "prompts.heldout", self.heldout, "2 to 128")
 
@@ -77,6 +89,11 @@ class GenerationConfig:
             "temperature",
             "memory_gib",
         )
+        most = {"responses_per_prompt": MOST_BATCH, "max_new_tokens": MOST_TOKENS}
+        require_at_most("generation.", self, **most)
+
+
+HOW_TO_FIT = ("gap", "layer", "pooling", "hidden_units", "trunk", "epochs", "max_texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +101,8 @@ class RewardConfig:
     """What is maximised: a reward model (fitted here or given), Python functions, or their sum."""
 
     fit: str = ""
-    """Ratings or preference pairs to fit the reward model on (file, datasets name, builtin); '' = none."""
+    """Ratings or preference pairs to fit the reward model on (file, datasets name, builtin); '' = none, and then
+    gap, layer, pooling, hidden_units, trunk, epochs and max_texts, which say how to fit, are refused."""
     model: str = ""
     """Folder of a fitted reward model; '' = none."""
     function: tuple[str, ...] = ()
@@ -111,7 +129,10 @@ class RewardConfig:
     def __post_init__(self) -> None:
         require_positive("reward.", self, "layer", "epochs", "gap")
         require_not_negative("reward.", self, "hidden_units", "missing_eos_penalty")
+        require_at_most("reward.", self, hidden_units=65_536, epochs=1_000_000)
         require(self.max_texts >= 10, "reward.max_texts", self.max_texts, "10 or more")
+        if not self.fit:
+            require_default("reward.", self, *HOW_TO_FIT, unless="reward.fit names what to fit on")
         both, allowed = (self.fit, self.model), "only one of the two: fit a model or name one"
         require(not all(both), "reward.fit and reward.model", both, allowed)
         for name in self.function:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tether.checks import require, require_positive
+from tether.checks import require, require_default, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class KLConfig:
     controller: Literal["target", "fixed"] = "target"
     """target steers β to kl.target; fixed keeps β at kl.coef."""
     target: float = 6.0
-    """Target of the target controller, nats per response."""
+    """Target of the target controller, nats per response; fixed does not steer and leaves it unused."""
     coef: float | None = None
     """β, reward per nat; with controller target the start value (none: computed from the target)."""
     rate: float = 0.2
@@ -31,6 +31,8 @@ class KLConfig:
         require(self.coef_max > self.coef_min, "kl.coef_max", self.coef_max, "above kl.coef_min")
         require(self.coef is None or self.coef >= 0, "kl.coef", self.coef, "0 or above")
         if self.controller == "fixed":
+            options = ("rate", "coef_min", "coef_max")
+            require_default("kl.", self, *options, unless="kl.controller is target")
             require(self.coef is not None, "kl.coef", None, "given when kl.controller is fixed")
         if self.controller == "target" and self.coef is not None:
             allowed = f"within [{self.coef_min}, {self.coef_max}] when kl.controller is target"

@@ -3,8 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tether.checks import require, require_not_negative, require_positive
-from tether.config.inputs import GenerationConfig, ModelConfig, PromptsConfig, RewardConfig
+from tether.checks import require, require_at_most, require_not_negative, require_positive
+from tether.config.inputs import (
+    MOST_BATCH,
+    GenerationConfig,
+    ModelConfig,
+    PromptsConfig,
+    RewardConfig,
+)
 from tether.config.kl import KLConfig
 from tether.config.training import AdvantagesConfig, CriticConfig, HeldoutConfig, PPOConfig
 
@@ -47,9 +53,11 @@ class Recipe:
     def __post_init__(self) -> None:
         require_positive("", self, "steps", "checkpoint_every")
         require_not_negative("", self, "threads", "seed")
+        require_at_most("", self, steps=1_000_000_000, threads=4096, seed=2**63 - 1)
         batch = self.prompts.per_step * self.generation.responses_per_prompt
-        allowed = "2 or more responses a step: one alone has no advantage over another"
-        require(batch >= 2, "prompts.per_step × generation.responses_per_prompt", batch, allowed)
+        allowed = f"2 to {MOST_BATCH} responses a step: one has no advantage over another"
+        name = "prompts.per_step × generation.responses_per_prompt"
+        require(2 <= batch <= MOST_BATCH, name, batch, allowed)
         allowed = f"at most the {batch} responses of a step"
         require(self.ppo.minibatches <= batch, "ppo.minibatches", self.ppo.minibatches, allowed)
         if self.kl.placement == "reward":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tether.checks import require, require_positive
+from tether.checks import require, require_at_most, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         require_positive("critic.", self, "hidden_units", "learning_rate", "coef")
+        require_at_most("critic.", self, hidden_units=65_536)
         allowed = "above 0 or none"
         require(self.value_clip is None or self.value_clip > 0, "critic.value_clip",
                 self.value_clip, allowed)  # fmt: skip
@@ -62,7 +63,7 @@ class PPOConfig:
     learning_rate: float = 1e-3
     """Learning rate of the policy at the first step, AdamW."""
     final_learning_rate_fraction: float = 0.1
-    """The learning rate falls linearly to this fraction of itself at the last step."""
+    """Fraction left at the last step; it falls linearly, and --resume with other --steps stretches the fall."""
     epochs: int = 1
     """Passes over each rollout."""
     minibatches: int = 2
@@ -81,5 +82,6 @@ class PPOConfig:
         require_positive(
             "ppo.", self, "max_gradient_norm", "max_approx_kl_old", "micro_batch_tokens"
         )
+        require_at_most("ppo.", self, epochs=1_000_000)
         fraction = self.final_learning_rate_fraction
         require(0 <= fraction <= 1, "ppo.final_learning_rate_fraction", fraction, "in [0, 1]")

@@ -9,6 +9,7 @@ import csv
 import difflib
 import gzip
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 from tether.errors import DataError
 
 Row = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 _TEXT_FORMATS = (".jsonl", ".json", ".csv")
 _FORMATS = (*_TEXT_FORMATS, *(f"{name}.gz" for name in _TEXT_FORMATS), ".parquet")
@@ -33,13 +36,21 @@ def read_rows(source: str, field: str) -> list[Row]:
     Raises:
         DataError: no such file, unknown format, a line that cannot be parsed, or no row.
     """
-    path = Path(source).expanduser()
+    path = _local_path(source, field)
     if path.is_file():
         rows = _read_file(path, source, field)
+    elif path.exists():
+        what = (
+            "a directory; name a file in it"
+            if path.is_dir()
+            else "no regular file; copy it into one"
+        )
+        raise DataError(f"{field}: got {source!r}; it is {what}")
     elif _looks_like_file(source):
         raise DataError(f"{field}: got {source!r}; no such file{_nearest_file(path)}")
     else:
-        rows = _read_hub(source, field)
+        logger.info("%s: there is no file %r, so it is taken for a hub name", field, source)
+        rows = _read_hub(source, path, field)
     if not rows:
         raise DataError(f"{field}: got {source!r}; it has no rows, at least one is needed")
     return rows
@@ -72,6 +83,17 @@ def require_text(value: Any, row: int, column: str, field: str) -> str:
     if not value.strip():
         raise DataError(f"{field}: row {row}, {column!r} is empty; remove the row or fill it")
     return value
+
+
+def _local_path(source: str, field: str) -> Path:
+    """The path that a source would be, if the system can look for it."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # too long, not permitted, no such home folder
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{field}: got {source[:60]!r}; it cannot be read: {reason}") from error
+    return path
 
 
 def _looks_like_file(source: str) -> bool:
@@ -126,10 +148,7 @@ def _json_rows(file: Any, source: str, field: str) -> Iterator[Row]:
     """Objects of a JSON list or of JSON Lines: the first character tells which."""
     text = file.read()
     if text.lstrip().startswith("["):
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{field}: {source}: not JSON: {error}") from error
+        values = _parse(text, source, field, listed=True)
         for number, value in enumerate(values, 1):
             yield _require_object(value, f"{source}: item {number}", field)
         return
@@ -137,17 +156,43 @@ def _json_rows(file: Any, source: str, field: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{field}: {source}:{number}: not JSON: {error}") from error
+        value = _parse(line, f"{source}:{number}", field)
         yield _require_object(value, f"{source}:{number}", field)
+
+
+def _parse(text: str, place: str, field: str, *, listed: bool = False) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        place = f"{place}: item {_deep_item(text)}" if listed else place
+        raise DataError(f"{field}: {place}: nested too deeply for a row of data") from error
+    except ValueError as error:
+        raise DataError(f"{field}: {place}: not JSON: {error}") from error
+
+
+def _deep_item(text: str) -> int:
+    """Which item of a JSON list is nested too deeply, counted from 1."""
+    decoder, at, number = json.JSONDecoder(), text.index("[") + 1, 1
+    while True:
+        try:
+            _, at = decoder.raw_decode(text, len(text) - len(text[at:].lstrip()))
+        except RecursionError:
+            return number
+        at, number = text.index(",", at) + 1, number + 1
 
 
 def _require_object(value: Any, place: str, field: str) -> Row:
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise DataError(f"{field}: {place}: got a {kind}; each row must be an object {{...}}")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{field}: {place}: holds {half}, half of a character (a lone surrogate); write the "
+            "whole character or remove it"
+        ) from error
     return value
 
 
@@ -170,12 +215,14 @@ def _csv_rows(file: Any, source: str, field: str) -> Iterator[Row]:
         raise DataError(f"{field}: {place}: not CSV: {error}") from error
 
 
-def _read_hub(name: str, field: str) -> list[Row]:
+def _read_hub(name: str, path: Path, field: str) -> list[Row]:
     import datasets  # noqa: PLC0415  (slow to import, needed by hub names only)
 
     try:
         return [dict(row) for row in datasets.load_dataset(name, split="train")]
     except Exception as error:  # the library raises a dozen unrelated classes
         reason = " ".join(str(error).split()) or type(error).__name__
-        allowed = "a local file or a datasets name with a 'train' split"
-        raise DataError(f"{field}: got {name!r}; it must be {allowed} ({reason:.200})") from error
+        raise DataError(
+            f"{field}: got {name!r}; no such file{_nearest_file(path)}; and as a datasets hub "
+            f"name with a 'train' split it cannot be loaded ({reason:.200})"
+        ) from error

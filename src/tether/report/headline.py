@@ -14,14 +14,14 @@ def summary(metrics: list[dict[str, Any]]) -> dict[str, Any]:
         reward_gain, heldout_gain, heldout_interval, kl_nats_per_response, kl_target, kl_coef; None
         where there is no number yet.
     """
-    held = next((row for row in reversed(metrics) if "heldout/score_gain" in row), {})
+    held = next((r for r in reversed(metrics) if r.get("heldout/score_gain") is not None), {})
     low, high = held.get("heldout/judge_gain_low"), held.get("heldout/judge_gain_high")
     nats = [row["kl/ref_nats_per_response"] for row in metrics[-max(1, len(metrics) // 3) :]]
     last = metrics[-1] if metrics else {}
     return {
         "reward_gain": held.get("heldout/score_gain"),
         "heldout_gain": held.get("heldout/judge_gain"),
-        "heldout_interval": None if low is None else [low, high],
+        "heldout_interval": None if low is None or high is None else [low, high],
         "kl_nats_per_response": sum(nats) / len(nats) if nats else None,
         "kl_target": last.get("controller/kl_target"),
         "kl_coef": last.get("controller/kl_coef"),

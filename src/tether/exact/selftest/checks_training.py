@@ -136,7 +136,7 @@ def trained(bench: Bench) -> Policy:
         own = plain_table(precise(policy.lm), bench.language).detach()
         weights = chances(bench, own).to(bench.device, torch.float32)
         data = prepared(policy, rollout, bench.scores, temperature=WARM, weights=weights)
-        set_learning_rates(optimizer, TRAINING, critic, step=step + 1, steps=STEPS)
+        set_learning_rates(optimizer, TRAINING, critic, step=step + 1, steps=STEPS + 1)
         update_policy(
             policy, optimizer, data, ppo=TRAINING, critic=critic, temperature=WARM, seed=step
         )
