@@ -10,18 +10,18 @@ Row = dict[str, Any]
 
 DIGITS = {
     "reward": 2, "fluency": 2, "kl_nats_per_response": 3, "least_kl": 3, "efficiency": 3,
-    "distinct": 0, "objective": 4, "best_bigram_objective": 4, "bigram_efficiency": 3,
+    "distinct": 0, "best_bigram_objective": 4, "bigram_efficiency": 3,
 }  # fmt: skip
 HEADS = {
     "reward": "\nreward", "fluency": "\nfluency", "kl_nats_per_response": "KL\nnats",
-    "least_kl": "least\nKL", "efficiency": "effi-\nciency", "distinct": "of 512\ndistinct",
-    "objective": "\nJ", "best_bigram_objective": "best\nbigram J",
+    "least_kl": "least\nKL", "efficiency": "effi-\nciency", "distinct": "distinct\nof 512",
+    "best_bigram_objective": "best\nbigram J",
     "bigram_efficiency": "among\nbigrams",
 }  # fmt: skip
 FAR = 0.9
 """Efficiency below which a row is said to be far from the frontier."""
 SHARED = ("reward", "fluency", "kl_nats_per_response", "least_kl", "efficiency", "distinct")
-OURS = (*SHARED, "objective", "best_bigram_objective", "bigram_efficiency")
+OURS = (*SHARED, "best_bigram_objective", "bigram_efficiency")
 
 
 def show(document: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def _words(samples: list[list[int]]) -> str:
 
 
 def _table(first: str, names: tuple[str, ...], *more: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for head in (f"\n{first}", *(HEADS[name] for name in names)):
         table.add_column(head, justify="right", no_wrap=True)
     for head in more:
@@ -66,7 +66,7 @@ def _tether_table(document: dict[str, Any]) -> Table:
 
 
 def _article_table(document: dict[str, Any]) -> Table:
-    table = _table("c", SHARED, "sample", "as published")
+    table = _table("c", SHARED, "sample", "published")
     reference = document["reference"]
     table.add_row(
         "ref.", f"{reference['reward']:.2f}", f"{reference['fluency']:.2f}", "0", "0", "",
@@ -80,11 +80,11 @@ def _article_table(document: dict[str, Any]) -> Table:
 
 
 def _published(row: Row) -> str:
-    """What the article printed, e.g. 3.00/−13.73 [1 3 1 3 1 3]."""
+    """What the article printed, reward/fluency over the sample."""
     printed = row["published"]
     if printed is None:
         return "–"
-    sample = f" [{_words([printed['sample']])}]" if printed["sample"] else ""
+    sample = f"\n{_words([printed['sample']])}" if printed["sample"] else ""
     return f"{printed['reward']:.2f}/{printed['fluency']:.2f}{sample}"
 
 
