@@ -103,6 +103,10 @@ def _tether_text(document: dict[str, Any]) -> list[str]:
         "equals (a lower bound), where 1 is the most.",
         f"Training stopped at most {100 * gap:.2g} % short of the best bigram's objective "
         "J = E[r] − β KL.",
+        *(
+            [f"± is the standard deviation over {document['seeds']} seeds."]
+            * (document["seeds"] > 1)
+        ),
     ]
 
 
@@ -123,19 +127,26 @@ def _article_text(document: dict[str, Any]) -> list[str]:
         for row in rows
         if row["efficiency"] < FAR
     ]
-    moved = [row for row in rows if not _as_published(row)]
+    moved = [f"{row['coefficient']:g}" for row in rows if not _as_published(row)]
     if moved:
-        names = " and ".join(f"{row['coefficient']:g}" for row in moved)
         told.append(
-            f"Not as published: c = {names}. Such rows are chaotic: a change in the last bit of a "
-            "number leads to another end; --seeds 5 says how far apart the ends are."
+            f"Not to the printed digit: c = {', '.join(moved)}. Such rows are chaotic: a change "
+            "in the last bit of a number leads to another end; --seeds 5 says how far apart the "
+            "ends are."
+        )
+    if document["seeds"] > 1:
+        worst = max(rows, key=lambda row: row["spread"]["fluency"])
+        told.append(
+            f"± is the standard deviation over {document['seeds']} seeds, the published one among "
+            f"them: at c = {worst['coefficient']:g} the fluency is "
+            f"{worst['fluency']:.1f} ± {worst['spread']['fluency']:.1f} nats."
         )
     return told
 
 
 def _as_published(row: Row) -> bool:
-    """True where the printed digits came out again, or none were printed."""
-    printed = row["published"]
+    """True where the published seed gave the printed digits, or none were printed."""
+    printed, run = row["published"], row["runs"][0]
     return printed is None or all(
-        round(row[name], 2) == printed[name] for name in ("reward", "fluency")
+        round(run[name], 2) == printed[name] for name in ("reward", "fluency")
     )
