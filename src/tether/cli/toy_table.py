@@ -10,18 +10,18 @@ Row = dict[str, Any]
 
 DIGITS = {
     "reward": 2, "fluency": 2, "kl_nats_per_response": 3, "least_kl": 3, "efficiency": 3,
-    "distinct": 0, "objective": 4, "best_bigram_objective": 4, "bigram_efficiency": 3,
+    "distinct": 0, "best_bigram_objective": 4, "bigram_efficiency": 3,
 }  # fmt: skip
 HEADS = {
     "reward": "\nreward", "fluency": "\nfluency", "kl_nats_per_response": "KL\nnats",
-    "least_kl": "least\nKL", "efficiency": "effi-\nciency", "distinct": "of 512\ndistinct",
-    "objective": "\nJ", "best_bigram_objective": "best\nbigram J",
+    "least_kl": "least\nKL", "efficiency": "effi-\nciency", "distinct": "distinct\nof 512",
+    "best_bigram_objective": "best\nbigram J",
     "bigram_efficiency": "among\nbigrams",
 }  # fmt: skip
 FAR = 0.9
 """Efficiency below which a row is said to be far from the frontier."""
 SHARED = ("reward", "fluency", "kl_nats_per_response", "least_kl", "efficiency", "distinct")
-OURS = (*SHARED, "objective", "best_bigram_objective", "bigram_efficiency")
+OURS = (*SHARED, "best_bigram_objective", "bigram_efficiency")
 
 
 def show(document: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def _words(samples: list[list[int]]) -> str:
 
 
 def _table(first: str, names: tuple[str, ...], *more: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for head in (f"\n{first}", *(HEADS[name] for name in names)):
         table.add_column(head, justify="right", no_wrap=True)
     for head in more:
@@ -66,7 +66,7 @@ def _tether_table(document: dict[str, Any]) -> Table:
 
 
 def _article_table(document: dict[str, Any]) -> Table:
-    table = _table("c", SHARED, "sample", "as published")
+    table = _table("c", SHARED, "sample", "published")
     reference = document["reference"]
     table.add_row(
         "ref.", f"{reference['reward']:.2f}", f"{reference['fluency']:.2f}", "0", "0", "",
@@ -80,11 +80,11 @@ def _article_table(document: dict[str, Any]) -> Table:
 
 
 def _published(row: Row) -> str:
-    """What the article printed, e.g. 3.00/−13.73 [1 3 1 3 1 3]."""
+    """What the article printed, reward/fluency over the sample."""
     printed = row["published"]
     if printed is None:
         return "–"
-    sample = f" [{_words([printed['sample']])}]" if printed["sample"] else ""
+    sample = f"\n{_words([printed['sample']])}" if printed["sample"] else ""
     return f"{printed['reward']:.2f}/{printed['fluency']:.2f}{sample}"
 
 
@@ -103,6 +103,10 @@ def _tether_text(document: dict[str, Any]) -> list[str]:
         "equals (a lower bound), where 1 is the most.",
         f"Training stopped at most {100 * gap:.2g} % short of the best bigram's objective "
         "J = E[r] − β KL.",
+        *(
+            [f"± is the standard deviation over {document['seeds']} seeds."]
+            * (document["seeds"] > 1)
+        ),
     ]
 
 
@@ -123,19 +127,26 @@ def _article_text(document: dict[str, Any]) -> list[str]:
         for row in rows
         if row["efficiency"] < FAR
     ]
-    moved = [row for row in rows if not _as_published(row)]
+    moved = [f"{row['coefficient']:g}" for row in rows if not _as_published(row)]
     if moved:
-        names = " and ".join(f"{row['coefficient']:g}" for row in moved)
         told.append(
-            f"Not as published: c = {names}. Such rows are chaotic: a change in the last bit of a "
-            "number leads to another end; --seeds 5 says how far apart the ends are."
+            f"Not to the printed digit: c = {', '.join(moved)}. Such rows are chaotic: a change "
+            "in the last bit of a number leads to another end; --seeds 5 says how far apart the "
+            "ends are."
+        )
+    if document["seeds"] > 1:
+        worst = max(rows, key=lambda row: row["spread"]["fluency"])
+        told.append(
+            f"± is the standard deviation over {document['seeds']} seeds, the published one among "
+            f"them: at c = {worst['coefficient']:g} the fluency is "
+            f"{worst['fluency']:.1f} ± {worst['spread']['fluency']:.1f} nats."
         )
     return told
 
 
 def _as_published(row: Row) -> bool:
-    """True where the printed digits came out again, or none were printed."""
-    printed = row["published"]
+    """True where the published seed gave the printed digits, or none were printed."""
+    printed, run = row["published"], row["runs"][0]
     return printed is None or all(
-        round(row[name], 2) == printed[name] for name in ("reward", "fluency")
+        round(run[name], 2) == printed[name] for name in ("reward", "fluency")
     )

@@ -67,25 +67,24 @@ class HistoryModel(TableModel):
             digits = kept.keys[:, 0, :, 0]
         elif attention_mask is not None:
             digits = digits * attention_mask.long()
-        hidden = torch.cat([state, self._history(digits, state)], dim=-1)
         return BaseModelOutputWithPast(
-            last_hidden_state=hidden,  # type: ignore[arg-type]
+            last_hidden_state=self._hidden(digits, state),  # type: ignore[arg-type]
             past_key_values=past_key_values,
         )
 
-    def _history(
+    def _hidden(
         self, digits: Int[Tensor, "batch time"], state: Float[Tensor, "batch new states"]
-    ) -> Float[Tensor, "batch new told"]:
-        """Step and state, and how often each token came, at the new positions; digit 0 is none."""
-        limit = self.config.steps
-        size = max(limit, self.config.vocab_size) + 1
-        one = torch.eye(size, dtype=state.dtype, device=state.device)
-        counts = one[digits][..., 1 : self.config.vocab_size + 1].cumsum(dim=1).long()
-        counts = counts[:, -state.shape[1] :]
-        step = one[(counts.sum(dim=-1) - 1).clamp(0, limit - 1)][..., :limit]
-        pair = (step[..., None] * state[..., None, :]).flatten(-2)
-        told = one[counts.clamp(max=limit)][..., : limit + 1].flatten(-2)
-        return torch.cat([pair, told], dim=-1)
+    ) -> Float[Tensor, "batch new hidden"]:
+        """State, step and state, and token counts at the new positions; digit 0 is no token."""
+        steps, states, vocab = self.config.steps, self.config.states, self.config.vocab_size
+        tokens = torch.arange(1, vocab + 1, device=digits.device)
+        counts = (digits[..., None] == tokens).cumsum(dim=1)[:, -state.shape[1] :]
+        step = (counts.sum(dim=-1, keepdim=True) - 1).clamp(0, steps - 1)
+        number = state.argmax(dim=-1, keepdim=True)
+        told = states * (1 + steps) + (tokens - 1) * (steps + 1) + counts.clamp(max=steps)
+        ones = torch.cat([number, states * (1 + step) + number, told], dim=-1)
+        hidden = state.new_zeros(*state.shape[:2], self.config.hidden_size)
+        return hidden.scatter_(-1, ones, 1.0)
 
 
 class TableHead(nn.Linear):

@@ -12,6 +12,7 @@ from typing import Any
 from tether.observer import Observer
 from tether.study import toy, toy_article
 from tether.study.toy import Best, Row
+from tether.study.toy_article import Published
 from tether.study.toy_ground import Ground
 
 Figures = dict[str, float]
@@ -45,15 +46,23 @@ def article_document(
         ]
         published = toy_article.PUBLISHED.get(coefficient)
         entry = _entry(runs, [_figures(row) | _sampled(row) for row in runs])
-        rows.append(entry | {"published": asdict(published) if published else None})
+        rows.append(entry | {"published": _printed(published)})
     reference = _reference(toy.row_of(known, fitted, 0.0))
     return {
         "objective": "article",
         "seeds": seeds,
-        "reference": reference | {"published": asdict(toy_article.REFERENCE)},
+        "reference": reference | {"published": _printed(toy_article.REFERENCE)},
         "first_step": asdict(toy_article.first_step(known.language, fitted)),
         "rows": rows,
     }
+
+
+def _printed(published: Published | None) -> dict[str, Any] | None:
+    """What the article printed of a row; None where it has no such row."""
+    if published is None:
+        return None
+    sample = published.sample
+    return asdict(published) | {"sample": None if sample is None else list(sample)}
 
 
 def _entry(runs: list[Row], figures: list[Figures]) -> dict[str, Any]:
