@@ -173,6 +173,7 @@ def test_the_history_changes_no_probability_and_reads_the_same_with_a_cache():
     assert whole.unique(dim=1).shape == whole.shape
 
 
+@pytest.mark.slow
 def test_several_seeds_give_means_and_spreads():
     document = article((3.0,), seeds=2)
     (row,) = document["rows"]
@@ -184,6 +185,7 @@ def test_several_seeds_give_means_and_spreads():
     assert article()["rows"][0]["spread"] == {}
 
 
+@pytest.mark.slow
 def test_the_figure_is_written_as_png_and_svg(tmp_path):
     files = draw_figure(known(), tether(), article(), tmp_path / "toy.png")
     png, svg = (tmp_path / "toy.png").read_bytes(), (tmp_path / "toy.svg").read_text()
