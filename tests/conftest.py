@@ -67,9 +67,9 @@ def tiny_base(**options) -> Base:
 
 def tiny_policy(*, first_layer: int = 2, trainable: str = "lora", stirred: bool = True, **options):
     """A policy; `stirred` moves its adapter away from 0, so that it differs from its reference."""
-    config = ModelConfig(
-        name="tiny", trainable=trainable, lora_rank=4, lora_alpha=8, lora_first_layer=first_layer
-    )
+    lora = {"lora_rank": 4, "lora_alpha": 8, "lora_first_layer": first_layer}
+    own = lora if trainable == "lora" else {}
+    config = ModelConfig(name="tiny", trainable=trainable, **own)
     policy = make_policy(tiny_base(**options), config, value_units=8)
     if stirred:
         generator = torch.Generator().manual_seed(5)

@@ -203,5 +203,5 @@ def test_a_learning_rate_below_the_precision_stops_the_run(recipe, tmp_path):
 def test_a_small_learning_rate_is_alive(recipe, tmp_path):
     slow = replace(recipe, ppo=PPOConfig(learning_rate=1e-5), steps=3)
     train(slow, tmp_path / "lora", SilentObserver())
-    full = replace(slow, model=replace(recipe.model, trainable="full"))
+    full = replace(slow, model=ModelConfig(name=recipe.model.name, trainable="full"))
     train(replace(full, ppo=PPOConfig(learning_rate=1e-6)), tmp_path / "full", SilentObserver())
