@@ -67,3 +67,10 @@ def test_the_predicting_state_is_one_before_the_token():
     hidden = torch.arange(7.0).reshape(1, 7, 1)
     got = predicting_positions(hidden, prompt_width=3, response_width=4)
     assert got.flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_small_vocabulary_gets_longer_chunks_of_the_same_size():
+    from tether.core.logprobs import CHUNK_LOGITS, chunk_positions
+
+    assert chunk_positions(49_152) == chunk_positions(150_000) == 256
+    assert chunk_positions(8) * 8 == CHUNK_LOGITS
